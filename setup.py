@@ -1,0 +1,72 @@
+"""Extension modules; everything else is in pyproject.toml.
+
+No per-file SIMD flags: kernels carry target attributes and are chosen at run
+time, so one build runs on every CPU of its architecture.
+
+Switches (environment): TENSORIO_DEBUG=1 builds with -O0 -g and line tracing,
+TENSORIO_SANITIZE=1 with address and undefined-behaviour sanitizers.
+"""
+
+import os
+import sys
+from glob import glob
+
+import numpy
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+DEBUG = os.environ.get("TENSORIO_DEBUG") == "1"
+SANITIZE = os.environ.get("TENSORIO_SANITIZE") == "1"
+
+if sys.platform == "win32":
+    compile_args, link_args = ["/std:c11", "/O2"], []
+else:
+    compile_args = ["-std=c11", *(["-O0", "-g"] if DEBUG else ["-O3", "-g0"]), "-fvisibility=hidden"]
+    compile_args += ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
+    link_args = []
+if SANITIZE:
+    compile_args += ["-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
+    link_args += ["-fsanitize=address,undefined"]
+
+HEADERS = sorted(glob("csrc/*.h"))
+CSRC = sorted(glob("csrc/*.c"))
+
+
+def extension(name: str, c_sources: list[str]) -> Extension:
+    """Declare one Cython module and the C files linked into it."""
+    return Extension(
+        f"tensorio.{name}",
+        [f"src/tensorio/{name}.pyx", *c_sources],
+        include_dirs=["csrc", numpy.get_include()],
+        depends=[*HEADERS, *glob("src/tensorio/*.pxd")],
+        define_macros=[
+            ("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION"),
+            *([("CYTHON_TRACE_NOGIL", "1")] if DEBUG else []),
+        ],
+        extra_compile_args=compile_args,
+        extra_link_args=link_args,
+    )
+
+
+setup(
+    ext_modules=cythonize(
+        [
+            extension("_core", CSRC),
+            extension("_arrays", []),
+            extension("_unpickler", []),
+            extension("_pickler", []),
+        ],
+        compiler_directives={
+            "language_level": 3,
+            "freethreading_compatible": True,
+            "auto_pickle": False,
+            "autotestdict": False,
+            "boundscheck": False,
+            "wraparound": False,
+            "cdivision": True,
+            "embedsignature": True,
+            "embedsignature.format": "python",
+            "linetrace": DEBUG,
+        },
+    ),
+)

@@ -1,0 +1,59 @@
+"""Open, check, convert and save tensor checkpoints over mmap.
+
+>>> import tensorio
+>>> weights = tensorio.load("model.safetensors")       # doctest: +SKIP
+>>> with tensorio.open("model.pt") as checkpoint:       # doctest: +SKIP
+...     array = checkpoint["layers.0.weight"]
+
+Importing this package imports neither NumPy nor any framework.
+"""
+
+from tensorio._api import convert, identify, load, open, save, verify
+from tensorio._version import __version__
+from tensorio.checkpoint._checkpoint import Checkpoint
+from tensorio.checkpoint._verify import Report
+from tensorio.errors import (
+    ChecksumError,
+    FormatError,
+    HeaderError,
+    LimitError,
+    TensorIOError,
+    TensorMismatchError,
+    TensorNotFoundError,
+    TruncatedError,
+    UnknownFormatError,
+    UnsafePickleError,
+    UnsupportedError,
+)
+from tensorio.tensors import Chunk, Extent, TensorInfo
+from tensorio.values import Device, Opaque, Size, TorchDType
+
+__all__ = [
+    "Checkpoint",
+    "ChecksumError",
+    "Chunk",
+    "Device",
+    "Extent",
+    "FormatError",
+    "HeaderError",
+    "LimitError",
+    "Opaque",
+    "Report",
+    "Size",
+    "TensorIOError",
+    "TensorInfo",
+    "TensorMismatchError",
+    "TensorNotFoundError",
+    "TorchDType",
+    "TruncatedError",
+    "UnknownFormatError",
+    "UnsafePickleError",
+    "UnsupportedError",
+    "__version__",
+    "convert",
+    "identify",
+    "load",
+    "open",
+    "save",
+    "verify",
+]

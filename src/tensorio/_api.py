@@ -1,0 +1,299 @@
+"""The public functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from tensorio import formats
+from tensorio.checkpoint._checkpoint import Checkpoint, load_file, open_checkpoint
+from tensorio.checkpoint._verify import Report
+from tensorio.errors import UnsupportedError, error_context
+from tensorio.formats._base import OpenOptions, SaveOptions
+from tensorio.output import write_plan
+from tensorio.storage import open_storage
+from tensorio.tree import prune
+
+__all__ = ["convert", "identify", "load", "open", "save", "verify"]
+
+Progress = Callable[[int, int], object]
+
+
+def open(
+    path: Any,
+    *,
+    format: str | None = None,
+    mmap: bool = True,
+    writable: bool = False,
+    unknown: str = "error",
+    allow: Iterable[type] = (),
+    strict: bool = False,
+    verify: bool = False,
+) -> Checkpoint:
+    """Open a checkpoint without reading its payload.
+
+    Parameters
+    ----------
+    path : str, os.PathLike, buffer or seekable binary file object
+        A file object counts from its current position on.
+    format : str, optional
+        Name of the format; found by content if not given.
+    mmap : bool
+        Map the file. False reads all of it with all cores into one block of
+        memory.
+    writable : bool
+        Whether arrays may be written to. The file never changes: pages are
+        copied when written.
+    unknown : {"error", "opaque"}
+        What to do with pickled objects of classes that are not allowed: refuse
+        them, all names listed; or keep them as inert `Opaque` data.
+    allow : iterable of type
+        Not available yet; must be empty.
+    strict : bool
+        Accept exactly what today's reference writer writes.
+    verify : bool
+        Recompute the file's checksums first.
+
+    Returns
+    -------
+    Checkpoint
+        Full dotted names to arrays; copies: no.
+
+    Raises
+    ------
+    FormatError
+        The bytes are wrong; see `tensorio.errors` for the kinds.
+    UnsafePickleError
+        With ``unknown="error"``; ``.globals`` has all refused names.
+    OSError
+        From the system.
+
+    Notes
+    -----
+    Costs the header: O(number of tensors), no payload byte (for ``.pt``, at
+    most one page per record).
+    """
+    options = _options(writable, unknown, allow, strict)
+    return open_checkpoint(path, format=format, mmap=mmap, verify=verify, **options)
+
+
+def load(
+    path: Any,
+    *,
+    format: str | None = None,
+    mmap: bool = True,
+    writable: bool = False,
+    names: Iterable[str] | None = None,
+    unknown: str = "error",
+    allow: Iterable[type] = (),
+    strict: bool = False,
+    verify: bool = False,
+    progress: Progress | None = None,
+) -> Any:
+    """Return what was saved, with NumPy arrays at the tensors.
+
+    Parameters
+    ----------
+    names : iterable of str, optional
+        Full dotted names of the tensors wanted; the rest of what was saved is
+        dropped.
+    progress : callable, optional
+        Called as ``progress(done, total)`` in bytes, with ``mmap=False`` or
+        ``verify=True``.
+    path, format, mmap, writable, unknown, allow, strict, verify
+        See `open`.
+
+    Returns
+    -------
+    object
+        Nested dicts, lists and plain values as they were saved. Arrays are
+        views of one mapping, read-only unless ``writable=True``; the mapping
+        lives as long as they do. bfloat16, float8 and other types that NumPy
+        does not have are shown through ml_dtypes.
+
+    Raises
+    ------
+    See `open`; `TensorNotFoundError` for a name that is not there.
+    """
+    options = _options(writable, unknown, allow, strict)
+    if names is None and not verify:
+        return load_file(path, format=format, mmap=mmap, progress=progress, options=OpenOptions(**options))
+    checkpoint = open_checkpoint(path, format=format, mmap=mmap, verify=verify, progress=progress, **options)
+    with checkpoint:
+        return checkpoint.tree() if names is None else _selected(checkpoint, names)
+
+
+def _selected(checkpoint: Checkpoint, names: Iterable[str]) -> Any:
+    """The part of the tree that leads to `names`."""
+    table = checkpoint._table
+    wanted = {name: table.row_of(name) for name in names}
+    fill = checkpoint._opened.fill
+    if fill is None:
+        return {name: checkpoint[name] for name in wanted}
+    with error_context(path=checkpoint._name):
+        return prune(fill(set(wanted.values())), [checkpoint.paths[name] for name in wanted])
+
+
+def save(
+    obj: Any,
+    path: Any,
+    *,
+    format: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    align: int | None = None,
+    compact: bool = False,
+    max_shard_size: int | str | None = None,
+    durable: bool = True,
+    progress: Progress | None = None,
+) -> None:
+    """Save tensors (and, in formats that hold them, plain Python objects around them).
+
+    Parameters
+    ----------
+    obj : object
+        NumPy arrays, torch tensors or anything that speaks DLPack, in nested
+        dicts and lists. Arrays whose byte ranges overlap are stored once.
+    path : str, os.PathLike or writable binary file object
+        The suffix selects the format: ``.safetensors``; ``.pt``, ``.pth``,
+        ``.bin``, ``.ckpt`` for a torch zip.
+    format : str, optional
+        Overrides the suffix; needed for a file object.
+    metadata : mapping of str to str, optional
+        Notes, in formats that have room for them.
+    align : int, optional
+        Where payloads start, in bytes: each record of a ``.pt`` (default 64, at
+        most 32768), the first tensor of a ``.safetensors`` (default 8).
+    compact : bool
+        Write only the part of each storage that the tensors reach.
+    max_shard_size : optional
+        Not available yet; must be None.
+    durable : bool
+        Sync file and folder to disk before returning.
+    progress : callable, optional
+        Called as ``progress(done, total)`` in bytes.
+
+    Raises
+    ------
+    OSError
+        From the system; the old file is as it was, and no temporary is left.
+    UnsupportedError, TensorMismatchError
+        The format can't hold something in `obj`.
+
+    Notes
+    -----
+    The file appears whole or not at all: it is written beside the target and
+    renamed. Memory: under 32 MiB beyond the tensors.
+    """
+    if max_shard_size is not None:
+        raise UnsupportedError("max_shard_size= is not available in this version; save one file")
+    chosen = formats.for_target(path, format)
+    options = SaveOptions(dict(metadata) if metadata is not None else None, align, compact, formats.target_name(path))
+    write_plan(chosen.plan(obj, options), path, durable=durable, progress=progress)
+
+
+def convert(
+    src: Any,
+    dst: Any,
+    *,
+    format: str | None = None,
+    dtype: str | None = None,
+    rename: Callable[[str], str] | Mapping[str, str] | None = None,
+    max_shard_size: int | str | None = None,
+    unknown: str = "error",
+    allow: Iterable[type] = (),
+    strict: bool = False,
+    durable: bool = True,
+    progress: Progress | None = None,
+) -> list[str]:
+    """Write a checkpoint again in another format; no tensor is loaded.
+
+    Parameters
+    ----------
+    src, unknown, allow, strict
+        See `open`.
+    dst, durable, progress
+        See `save`.
+    format : str, optional
+        Of `dst`; by its suffix if not given.
+    dtype : optional
+        Not available yet; must be None.
+    rename : callable or mapping, optional
+        New names for tensors; the result is then flat.
+    max_shard_size : optional
+        Not available yet; must be None.
+
+    Returns
+    -------
+    list of str
+        Names of what the target format can't hold and was dropped (values that
+        are not tensors).
+
+    Raises
+    ------
+    See `open` and `save`.
+
+    Notes
+    -----
+    Bytes go from the source's mapping to the target a piece at a time: under
+    64 MiB of memory, whatever the size.
+    """
+    from tensorio.checkpoint._convert import convert_checkpoint
+
+    if dtype is not None:
+        raise UnsupportedError("dtype= is not available in this version")
+    if max_shard_size is not None:
+        raise UnsupportedError("max_shard_size= is not available in this version; write one file")
+    target = formats.for_target(dst, format)
+    with open_checkpoint(src, **_options(False, unknown, allow, strict)) as checkpoint:
+        plan, dropped = convert_checkpoint(checkpoint, target, formats.target_name(dst), rename)
+        write_plan(plan, dst, durable=durable, progress=progress)
+    return dropped
+
+
+def verify(path: Any, *, progress: Progress | None = None) -> Report:
+    """Check a file's structure and recompute every checksum it has, with all cores.
+
+    Parameters
+    ----------
+    path
+        See `open`.
+    progress : callable, optional
+        Called as ``progress(done, total)`` in bytes.
+
+    Returns
+    -------
+    Report
+        The bad records, and how many bytes have no checksum (all of a
+        ``.safetensors`` file).
+
+    Raises
+    ------
+    FormatError
+        The structure is wrong, so that there is nothing to recompute.
+    """
+    with open_checkpoint(path, unknown="opaque") as checkpoint:
+        return checkpoint.verify(progress=progress)
+
+
+def identify(path: Any) -> str:
+    """Return the name of a file's format, by its first bytes.
+
+    Raises
+    ------
+    UnknownFormatError
+        No format recognises it; the message says what it looks like.
+    """
+    storage, _, name = open_storage(path)
+    try:
+        with error_context(path=name):
+            return formats.of_storage(storage).NAME
+    finally:
+        storage.close()
+
+
+def _options(writable: bool, unknown: str, allow: Iterable[type], strict: bool) -> dict[str, Any]:
+    if unknown not in ("error", "opaque"):
+        raise ValueError(f"unknown= is 'error' or 'opaque', not {unknown!r}")
+    if tuple(allow):
+        raise UnsupportedError("allow= is not available in this version; use unknown='opaque'")
+    return {"writable": writable, "unknown": unknown, "strict": strict}

@@ -1,0 +1,756 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The airlock: the only way from Python into the C core, and back.
+
+Functions only, no state. Each gets a buffer, calls C (without the GIL where
+the input may be large), turns a status into an exception, builds the result
+in one batch, and releases the buffer. Rows that only C reads travel as opaque
+bytearrays.
+"""
+cimport cython
+from cpython cimport array
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy, memset
+
+import array as _array
+
+from tensorio import errors as _errors
+
+from tensorio._csrc cimport *
+
+cdef extern from "Python.h":
+    str PyUnicode_DecodeUTF8(const char *s, Py_ssize_t size, const char *errors)
+    const char *PyUnicode_AsUTF8AndSize(object s, Py_ssize_t *size) except NULL
+
+cdef enum:
+    NOGIL_FROM = 32768  # bytes; below it, letting go of the GIL costs more than the work
+
+cdef array.array _Q = _array.array("q")
+
+tio_crc32_init()
+
+# C status -> exception: the one table.
+cdef dict _CLASSES = {
+    TIO_TRUNCATED: _errors.TruncatedError,
+    TIO_MALFORMED: _errors.HeaderError,
+    TIO_UNSUPPORTED: _errors.UnsupportedError,
+    TIO_LIMIT: _errors.LimitError,
+    TIO_MISMATCH: _errors.HeaderError,
+}
+
+
+cdef object _fault(const tio_error *err, str record=None):
+    """The exception for a status: kind, place and sentence."""
+    message = err.what.decode("ascii")
+    if err.want or err.got:
+        message = f"{message}: expected {err.want}, found {err.got}"
+    return _CLASSES.get(err.code, _errors.FormatError)(message, offset=err.offset, record=record)
+
+
+cdef class _Buffer:
+    """A read-only buffer held for the length of one call."""
+    cdef Py_buffer raw
+    cdef bint held
+    cdef const uint8_t *ptr
+    cdef size_t nbytes
+
+    def __cinit__(self, obj):
+        self.held = False
+        PyObject_GetBuffer(obj, &self.raw, PyBUF_SIMPLE)
+        self.held = True
+        self.ptr = <const uint8_t *> self.raw.buf
+        self.nbytes = <size_t> self.raw.len
+
+    def __dealloc__(self):
+        if self.held:
+            PyBuffer_Release(&self.raw)
+
+
+def address(buffer):
+    """Return the address of the first byte of a writable or read-only buffer."""
+    return <uintptr_t> _Buffer(buffer).ptr
+
+
+# ---------------------------------------------------------------- checksums
+
+def crc32(buffer, uint32_t value=0):
+    """Return the CRC-32 (as in zip) of `buffer` appended to bytes whose checksum is `value`.
+
+    Parameters
+    ----------
+    buffer : contiguous buffer
+    value : int
+        0 for none.
+
+    Notes
+    -----
+    At memory speed on CPUs with carry-less multiplication; releases the GIL
+    from 32 KiB on.
+    """
+    cdef _Buffer data = _Buffer(buffer)
+    if data.nbytes < NOGIL_FROM:
+        return tio_crc32(value, data.ptr, data.nbytes)
+    with nogil:
+        value = tio_crc32(value, data.ptr, data.nbytes)
+    return value
+
+
+def crc32_combine(uint32_t a, uint32_t b, uint64_t len_b):
+    """Return the CRC-32 of A followed by B from those of A and B and B's length in bytes."""
+    return tio_crc32_combine(a, b, len_b)
+
+
+def crc32_variants():
+    """Return the names of the CRC-32 variants this CPU can run, portable first (for tests)."""
+    return [tio_crc32_variant_name(i).decode() for i in range(tio_crc32_variant_count())
+            if tio_crc32_variant_usable(i)]
+
+
+def crc32_with(str variant, buffer, uint32_t value=0):
+    """Like `crc32` with a named variant (for tests and benches)."""
+    cdef _Buffer data = _Buffer(buffer)
+    cdef tio_crc32_fn fn
+    cdef int i
+    for i in range(tio_crc32_variant_count()):
+        if tio_crc32_variant_usable(i) and tio_crc32_variant_name(i).decode() == variant:
+            fn = tio_crc32_variant(i)
+            with nogil:
+                value = fn(value, data.ptr, data.nbytes)
+            return value
+    raise ValueError(f"no CRC-32 variant {variant!r} on this CPU")
+
+
+# -------------------------------------------------------------- safetensors
+
+cdef struct _StRows:
+    tio_row *rows
+    uint64_t *bits
+    int64_t *dims
+    size_t n
+    size_t room
+    size_t n_dims
+    size_t dims_room
+
+
+cdef int _st_grow(_StRows *t, unsigned rank) except -1:
+    cdef size_t room
+    cdef void *p
+    if t.n == t.room:
+        room = 2 * t.room if t.room else 64
+        p = PyMem_Realloc(t.rows, room * sizeof(tio_row))
+        if p == NULL:
+            raise MemoryError()
+        t.rows = <tio_row *> p
+        p = PyMem_Realloc(t.bits, room * sizeof(uint64_t))
+        if p == NULL:
+            raise MemoryError()
+        t.bits = <uint64_t *> p
+        t.room = room
+    if t.n_dims + 2 * rank > t.dims_room:
+        room = 2 * t.dims_room + 2 * rank + 256
+        p = PyMem_Realloc(t.dims, room * sizeof(int64_t))
+        if p == NULL:
+            raise MemoryError()
+        t.dims = <int64_t *> p
+        t.dims_room = room
+    return 0
+
+
+cdef int _st_add(_StRows *t, const tio_st_event *ev, const uint8_t *codes, tio_error *err) except -100:
+    """Append one tensor's row; its strides are C order, or 0 for packed types."""
+    cdef tio_row *row
+    cdef int64_t step
+    cdef int64_t *dims
+    cdef unsigned i, bits = tio_st_dtype_bits(ev.dtype)
+    cdef uint64_t total = 0
+    cdef int rc = tio_st_nbits(ev, &total, err)
+    if rc < 0:
+        return rc
+    _st_grow(t, ev.rank)
+    row = &t.rows[t.n]
+    row.dtype = codes[ev.dtype]
+    row.flags = 0
+    row.rank = ev.rank
+    row.dims = <int64_t> t.n_dims
+    row.storage = 0
+    row.offset = <int64_t> ev.begin
+    row.nbytes = <int64_t> ev.end
+    row.chunks = 1
+    row.chunk = 0
+    t.bits[t.n] = total
+    dims = t.dims + t.n_dims
+    step = 0 if bits % 8 else bits // 8
+    for i in range(ev.rank):
+        if ev.shape[i] > <uint64_t> 0x7FFFFFFFFFFFFFFF:
+            err.code = TIO_LIMIT
+            err.offset = ev.name.offset
+            err.want = 0
+            err.got = 0
+            err.what = b"tensor entry: shape: a dimension over 2^63 - 1"
+            return TIO_LIMIT
+        dims[i] = <int64_t> ev.shape[i]
+    for i in range(ev.rank, 0, -1):
+        dims[ev.rank + i - 1] = step
+        # A product that overflows has a zero elsewhere (the total did not overflow).
+        step = <int64_t> (<uint64_t> step * (ev.shape[i - 1] if ev.shape[i - 1] else 1))
+    t.n += 1
+    t.n_dims += 2 * ev.rank
+    return 0
+
+
+cdef str _st_text(const tio_json_token *tok, bytearray scratch):
+    """The string of a token, unescaped."""
+    cdef uint64_t n
+    if not tok.escaped:
+        return PyUnicode_DecodeUTF8(<const char *> tok.text, <Py_ssize_t> tok.text_len, NULL)
+    if <uint64_t> PyByteArray_GET_SIZE(scratch) < tok.text_len:
+        scratch.extend(bytes(tok.text_len))
+    n = tio_json_unescape(tok, <uint8_t *> PyByteArray_AS_STRING(scratch))
+    return PyUnicode_DecodeUTF8(PyByteArray_AS_STRING(scratch), <Py_ssize_t> n, NULL)
+
+
+cdef object _st_span_fault(const uint8_t *ptr, uint64_t nbytes, uint64_t bad, list names, tio_error *err):
+    """Find where the entry at fault is written, for the message."""
+    cdef tio_st_reader reader
+    cdef tio_st_event ev
+    cdef tio_error ignored
+    cdef uint64_t i = 0
+    if bad < <uint64_t> len(names):
+        tio_st_open(&reader, ptr, nbytes, &ignored)
+        while tio_st_next(&reader, &ev, &ignored) == 1:
+            if ev.kind != TIO_ST_EV_TENSOR:
+                continue
+            if i == bad:
+                err.offset = ev.name.offset
+                break
+            i += 1
+        return _fault(err, names[bad])
+    return _fault(err)
+
+
+def st_read(buffer, bytes codes not None):
+    """Parse and check the header of a safetensors file.
+
+    Parameters
+    ----------
+    buffer : buffer
+        The whole file; no byte behind the header is touched.
+    codes : bytes
+        The `tensorio.dtypes` code of each format dtype, in the order of
+        ``csrc/st_header.h``.
+
+    Returns
+    -------
+    names : list of str
+        In header order; duplicates are the caller's to refuse.
+    rows, dims : array of int64
+        Columns of a `Table`; offsets count from the start of the file.
+    metadata : list of (str, str) or None
+        Pairs in file order; None if absent or null.
+    data_offset : int
+        Where the payload starts, in bytes.
+    """
+    cdef _Buffer data = _Buffer(buffer)
+    cdef tio_st_reader reader
+    cdef tio_st_event ev
+    cdef tio_error err
+    cdef _StRows t
+    cdef list names = []
+    cdef object metadata = None
+    cdef bytearray scratch = bytearray()
+    cdef int rc
+    memset(&t, 0, sizeof(t))
+    memset(&err, 0, sizeof(err))
+    if tio_st_open(&reader, data.ptr, data.nbytes, &err) < 0:
+        raise _fault(&err)
+    try:
+        while True:
+            rc = tio_st_next(&reader, &ev, &err)
+            if rc <= 0:
+                break
+            if ev.kind == TIO_ST_EV_TENSOR:
+                names.append(_st_text(&ev.name, scratch))
+                rc = _st_add(&t, &ev, <const uint8_t *> PyBytes_AS_STRING(codes), &err)
+                if rc < 0:
+                    err.offset = ev.name.offset
+                    raise _fault(&err, names[len(names) - 1])
+            elif ev.kind != TIO_ST_EV_META_NULL:
+                if metadata is None:
+                    metadata = []
+                if ev.kind == TIO_ST_EV_META:
+                    (<list> metadata).append((_st_text(&ev.name, scratch), _st_text(&ev.value, scratch)))
+        if rc < 0:
+            raise _fault(&err)
+        _st_spans(&t, &reader, data, names)
+        return (names, _longs(t.rows, t.n * sizeof(tio_row)), _longs(t.dims, t.n_dims * 8), metadata,
+                reader.data_offset)
+    finally:
+        PyMem_Free(t.rows)
+        PyMem_Free(t.bits)
+        PyMem_Free(t.dims)
+
+
+cdef int _st_spans(_StRows *t, const tio_st_reader *reader, _Buffer data, list names) except -1:
+    """Check that the tensors tile the payload, then turn (begin, end) into file offset and size."""
+    cdef size_t i, n = t.n
+    cdef uint64_t bad = 0, payload = reader.file_len - reader.data_offset
+    cdef tio_error err
+    cdef int rc
+    cdef uint64_t *spans = <uint64_t *> PyMem_Malloc((n + 1) * (2 * sizeof(uint64_t) + sizeof(uint32_t)))
+    if spans == NULL:
+        raise MemoryError()
+    try:
+        for i in range(n):
+            spans[i] = <uint64_t> t.rows[i].offset
+            spans[n + i] = <uint64_t> t.rows[i].nbytes
+        memset(&err, 0, sizeof(err))
+        with nogil:
+            rc = tio_st_check(spans, spans + n, t.bits, <uint32_t *> (spans + 2 * n), n, payload, &bad, &err)
+        if rc < 0:
+            raise _st_span_fault(data.ptr, data.nbytes, bad, names, &err)
+        for i in range(n):
+            t.rows[i].nbytes -= t.rows[i].offset
+            t.rows[i].offset += <int64_t> reader.data_offset
+    finally:
+        PyMem_Free(spans)
+    return 0
+
+
+cdef array.array _longs(const void *p, size_t nbytes):
+    cdef array.array out = array.clone(_Q, <Py_ssize_t> (nbytes // 8), False)
+    if nbytes:
+        memcpy(out.data.as_chars, p, nbytes)
+    return out
+
+
+def st_dtypes():
+    """Return (format name, bits per element) of each dtype, in the writer's order."""
+    return [(tio_st_dtype_name(i).decode(), tio_st_dtype_bits(i)) for i in range(TIO_ST_DTYPES)]
+
+
+def st_header(list names not None, list dtypes not None, list shapes not None, list sizes not None, metadata=None,
+              uint64_t extra=0):
+    """Return the header of a safetensors file whose tensors lie back to back in the given order.
+
+    Parameters
+    ----------
+    names : list of str
+    dtypes : list of int
+        Format dtype, as an index into `st_dtypes()`.
+    shapes : list of sequence of int
+    sizes : list of int
+        In bytes.
+    metadata : list of (str, str), optional
+        Written in this order; an empty list writes ``{}``.
+    extra : int
+        Further spaces of padding, in bytes, a multiple of 8.
+
+    Returns
+    -------
+    bytes
+        The length field and the JSON, padded with spaces to a multiple of 8.
+
+    Raises
+    ------
+    LimitError
+        A header over 100,000,000 bytes, which no reader accepts.
+    """
+    cdef bytearray out = bytearray(4096)
+    cdef size_t at = 9, need
+    cdef uint64_t begin = 0
+    cdef uint64_t[64] shape
+    cdef Py_ssize_t i, k, rank, name_len
+    cdef const char *name
+    cdef uint8_t *p
+    cdef bint first = True
+    PyByteArray_AS_STRING(out)[8] = b"{"
+    if metadata is not None:
+        at += _st_metadata(out, at, metadata)
+        first = False
+    for i in range(len(names)):
+        rank = len(shapes[i])
+        if rank > TIO_ST_RANK_MAX:
+            raise _errors.LimitError(f"tensor of {rank} dimensions; at most {TIO_ST_RANK_MAX} are written",
+                                     record=names[i])
+        for k in range(rank):
+            shape[k] = shapes[i][k]
+        name = PyUnicode_AsUTF8AndSize(names[i], &name_len)
+        need = at + 6 * <size_t> name_len + 21 * <size_t> rank + 192
+        if need > <size_t> PyByteArray_GET_SIZE(out):
+            out.extend(bytes(need + at))
+        p = <uint8_t *> PyByteArray_AS_STRING(out)
+        if not first:
+            p[at] = b","
+            at += 1
+        first = False
+        at += tio_st_entry(p + at, <const uint8_t *> name, <uint64_t> name_len, dtypes[i], shape, <unsigned> rank,
+                           begin, begin + <uint64_t> sizes[i])
+        begin += <uint64_t> sizes[i]
+    return _st_finish(out, at, extra)
+
+
+cdef size_t _st_metadata(bytearray out, size_t at, list pairs) except 0:
+    """Append ``"__metadata__":{...}``; the number of bytes written."""
+    cdef size_t start = at
+    cdef const char *text
+    cdef Py_ssize_t n
+    cdef bytearray piece = bytearray(b'"__metadata__":{')
+    cdef bytearray quoted
+    for i, (key, value) in enumerate(pairs):
+        if i:
+            piece += b","
+        for j, part in enumerate((key, value)):
+            text = PyUnicode_AsUTF8AndSize(part, &n)
+            quoted = bytearray(6 * n + 2)
+            del quoted[tio_json_quote(<const uint8_t *> text, n, <uint8_t *> PyByteArray_AS_STRING(quoted)):]
+            piece += b":" + quoted if j else quoted
+    piece += b"}"
+    if <size_t> len(out) < at + <size_t> len(piece):
+        out.extend(bytes(len(piece)))
+    memcpy(PyByteArray_AS_STRING(out) + at, PyByteArray_AS_STRING(piece), len(piece))
+    return at + <size_t> len(piece) - start
+
+
+cdef bytes _st_finish(bytearray out, size_t at, uint64_t extra):
+    cdef uint64_t length, end
+    cdef bytes header
+    cdef char *p
+    end = at + 1
+    length = (end - 8 + 7) // 8 * 8 + extra
+    if length > TIO_ST_HEADER_MAX:
+        raise _errors.LimitError(f"header of {length} bytes: readers accept at most {TIO_ST_HEADER_MAX}; "
+                                 "save fewer tensors per file")
+    header = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> (8 + length))
+    p = PyBytes_AS_STRING(header)
+    memset(p, b" ", 8 + length)
+    memcpy(p, PyByteArray_AS_STRING(out), at)
+    p[at] = b"}"
+    for i in range(8):
+        p[i] = <char> ((length >> (8 * i)) & 0xFF)
+    return header
+
+
+# ---------------------------------------------------------------------- zip
+
+def zip_read(buffer):
+    """Find, read and check the records of a zip archive that starts at the buffer's first byte.
+
+    Returns
+    -------
+    rows : bytearray
+        Opaque; for the other ``zip_`` functions.
+    directory_offset, archive_end : int
+        Of the central directory and behind the archive, in bytes.
+
+    Notes
+    -----
+    Touches the directory and each record's local header, no payload; about
+    0.1 us per record.
+    """
+    cdef _Buffer data = _Buffer(buffer)
+    cdef tio_zip_archive zip
+    cdef tio_error err
+    cdef bytearray rows
+    cdef uint32_t *order
+    cdef uint64_t bad = 0
+    cdef tio_zip_record *out
+    cdef int rc
+    memset(&err, 0, sizeof(err))
+    if tio_zip_open(data.ptr, data.nbytes, &zip, &err) < 0:
+        raise _fault(&err)
+    rows = PyByteArray_FromStringAndSize(NULL, <Py_ssize_t> (zip.n_records * sizeof(tio_zip_record)))
+    out = <tio_zip_record *> PyByteArray_AS_STRING(rows)
+    order = <uint32_t *> PyMem_Malloc((zip.n_records + 1) * sizeof(uint32_t))
+    if order == NULL:
+        raise MemoryError()
+    try:
+        with nogil:
+            rc = tio_zip_read(data.ptr, data.nbytes, &zip, out, order, &bad, &err)
+        if rc < 0:
+            raise _fault(&err)
+    finally:
+        PyMem_Free(order)
+    return rows, zip.directory_offset, zip.archive_end
+
+
+cdef tio_zip_record *_zip_rows(bytearray rows):
+    return <tio_zip_record *> PyByteArray_AS_STRING(rows)
+
+
+cdef Py_ssize_t _zip_count(bytearray rows):
+    return PyByteArray_GET_SIZE(rows) // <Py_ssize_t> sizeof(tio_zip_record)
+
+
+cdef str _zip_name(const char *p, Py_ssize_t n, const tio_zip_record *r):
+    try:
+        return PyUnicode_DecodeUTF8(p, n, NULL)
+    except UnicodeDecodeError:
+        raise _errors.HeaderError("central directory: file name: expected UTF-8", offset=r.name_offset) from None
+
+
+def zip_names(buffer, bytearray rows not None, str inner not None):
+    """Return the record numbers by name, those below the folder `inner` apart.
+
+    Parameters
+    ----------
+    inner : str
+        A prefix such as ``"archive/data/"``; may be empty for none.
+
+    Returns
+    -------
+    numbers : array of int64
+        Record of the name "0", "1", ... below `inner`; -1 where there is none.
+        May be shorter than the largest number, which is then in `inside`.
+    inside : dict of str to int
+        Other names below `inner`, without it.
+    outside : dict of str to int
+        All other names, in full.
+
+    Raises
+    ------
+    HeaderError
+        A name that occurs twice, is not UTF-8, or has a NUL or a ``..`` component.
+
+    Notes
+    -----
+    Numbered names, of which there are as many as storages, cost no Python object.
+    """
+    cdef _Buffer data = _Buffer(buffer)
+    cdef tio_zip_record *r = _zip_rows(rows)
+    cdef dict inside = {}, outside = {}, into
+    cdef bytes folder = inner.encode()
+    cdef Py_ssize_t i, n, known = 0, count = _zip_count(rows), skip = PyBytes_GET_SIZE(folder)
+    cdef array.array numbers = array.clone(_Q, count, False)
+    cdef int64_t number
+    cdef const uint8_t *name
+    memset(numbers.data.as_chars, 0xFF, count * 8)
+    for i in range(count):
+        name = data.ptr + r[i].name_offset
+        n = r[i].name_len
+        into = outside
+        if skip and n > skip and memcmp(name, PyBytes_AS_STRING(folder), skip) == 0:
+            number = tio_decimal(name + skip, n - skip)
+            if 0 <= number < count:
+                if numbers.data.as_longlongs[number] >= 0:
+                    raise _twice(_zip_name(<const char *> name, n, &r[i]), &r[i])
+                numbers.data.as_longlongs[number] = i
+                continue
+            into = inside
+            name += skip
+            n -= skip
+        text = _zip_name(<const char *> name, n, &r[i])
+        if _odd_name(<const char *> data.ptr + r[i].name_offset, r[i].name_len):
+            raise _errors.HeaderError("central directory: file name: NUL or '..' component", offset=r[i].name_offset)
+        into[text] = i
+        known += 1
+        if len(inside) + len(outside) != known:
+            raise _twice(text, &r[i])
+    return numbers, inside, outside
+
+
+cdef object _twice(str name, const tio_zip_record *r):
+    return _errors.HeaderError("central directory: file name: the same name twice", record=name, offset=r.name_offset)
+
+
+cdef extern from "string.h" nogil:
+    int memcmp(const void *a, const void *b, size_t n)
+    void *memchr(const void *s, int c, size_t n)
+
+
+cdef bint _odd_name(const char *p, Py_ssize_t n) noexcept nogil:
+    """Whether a name has a NUL or a ``..`` component between slashes of either kind."""
+    cdef Py_ssize_t i
+    if memchr(p, 0, n) != NULL:
+        return True
+    for i in range(n - 1):
+        if p[i] == c"." and p[i + 1] == c"." and (i == 0 or p[i - 1] == c"/" or p[i - 1] == c"\\") \
+                and (i + 2 == n or p[i + 2] == c"/" or p[i + 2] == c"\\"):
+            return True
+    return False
+
+
+def zip_name(buffer, bytearray rows not None, Py_ssize_t i):
+    """Return the full name of record `i`."""
+    if not 0 <= i < _zip_count(rows):
+        raise IndexError(i)
+    cdef _Buffer data = _Buffer(buffer)
+    cdef tio_zip_record *r = _zip_rows(rows) + i
+    return _zip_name(<const char *> data.ptr + r.name_offset, r.name_len, r)
+
+
+def zip_record(bytearray rows not None, Py_ssize_t i):
+    """Return (data_offset, compressed, size, crc32, method, header_offset) of record `i`, in bytes."""
+    if not 0 <= i < _zip_count(rows):
+        raise IndexError(i)
+    cdef tio_zip_record *r = _zip_rows(rows) + i
+    return r.data_offset, r.compressed, r.size, r.crc32, r.method, r.header_offset
+
+
+def zip_records(buffer, bytearray rows not None):
+    """Return [(name, data_offset, compressed, size, crc32, method)] of all records, in directory order."""
+    cdef _Buffer data = _Buffer(buffer)
+    cdef tio_zip_record *r = _zip_rows(rows)
+    cdef Py_ssize_t i
+    return [(_zip_name(<const char *> data.ptr + r[i].name_offset, r[i].name_len, &r[i]), r[i].data_offset,
+             r[i].compressed, r[i].size, r[i].crc32, r[i].method) for i in range(_zip_count(rows))]
+
+
+def zip_extents(bytearray rows not None):
+    """Return array('q') of (storage, offset, nbytes) per record; storage is -1 for deflated ones, else 0."""
+    cdef tio_zip_record *r = _zip_rows(rows)
+    cdef Py_ssize_t i, n = _zip_count(rows)
+    cdef array.array out = array.clone(_Q, 3 * n, False)
+    for i in range(n):
+        out.data.as_longlongs[3 * i] = -1 if r[i].method else 0
+        out.data.as_longlongs[3 * i + 1] = 0 if r[i].method else <int64_t> r[i].data_offset
+        out.data.as_longlongs[3 * i + 2] = <int64_t> r[i].size
+    return out
+
+
+def zip_check_small(buffer, bytearray rows not None, uint64_t limit):
+    """Check the CRC of every stored record of at most `limit` bytes.
+
+    Returns
+    -------
+    tuple or None
+        (record number, expected, actual) of the first that differs. A stored
+        CRC of 0 counts as "not computed".
+    """
+    cdef _Buffer data = _Buffer(buffer)
+    cdef tio_zip_record *r = _zip_rows(rows)
+    cdef Py_ssize_t i, n = _zip_count(rows)
+    cdef uint32_t actual = 0
+    with nogil:
+        for i in range(n):
+            if r[i].size > limit or r[i].method or r[i].crc32 == 0:
+                continue
+            actual = tio_crc32(0, data.ptr + r[i].data_offset, r[i].size)
+            if actual != r[i].crc32:
+                break
+        else:
+            i = n
+    return None if i == n else (i, r[i].crc32, actual)
+
+
+cdef tio_zip_entry *_entries(bytearray plan):
+    return <tio_zip_entry *> PyByteArray_AS_STRING(plan)
+
+
+def zip_place(list names not None, list sizes not None, uint32_t align, uint64_t start=0):
+    """Lay out stored records one behind the other, as torch.save does.
+
+    Parameters
+    ----------
+    names : list of bytes
+        UTF-8, prefix included.
+    sizes : list of int
+        Payload sizes in bytes.
+    align : int
+        Payloads start at multiples of this, 1 to 32768 bytes.
+
+    Returns
+    -------
+    plan : bytearray
+        Opaque; for `zip_pack`, `zip_local`, `zip_descriptor`, `zip_tail`.
+    end : int
+        Where the central directory starts, in bytes.
+    """
+    cdef Py_ssize_t i, n = len(names)
+    cdef bytearray plan = PyByteArray_FromStringAndSize(NULL, n * <Py_ssize_t> sizeof(tio_zip_entry))
+    cdef tio_zip_entry *e = _entries(plan)
+    cdef tio_error err
+    for i in range(n):
+        if PyBytes_GET_SIZE(names[i]) > 0xFFFF:
+            raise _errors.LimitError("zip record: file name of over 65535 bytes")
+        e[i].size = sizes[i]
+        e[i].name_len = <uint16_t> PyBytes_GET_SIZE(names[i])
+        e[i].crc32 = 0
+        if tio_zip_place(&e[i], start, align, &err) < 0:
+            raise _fault(&err)
+        start = e[i].end_offset
+    return plan, start
+
+
+def zip_placed(bytearray plan not None, Py_ssize_t i):
+    """Return (header_offset, data_offset, end_offset) of record `i` of a plan, in bytes."""
+    cdef tio_zip_entry *e = _entries(plan) + i
+    return e.header_offset, e.data_offset, e.end_offset
+
+
+def zip_local(bytearray plan not None, Py_ssize_t i, bytes name not None):
+    """Return the bytes of record `i` in front of its payload."""
+    cdef tio_zip_entry *e = _entries(plan) + i
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> (e.data_offset - e.header_offset))
+    tio_zip_local(e, <const uint8_t *> PyBytes_AS_STRING(name), <uint8_t *> PyBytes_AS_STRING(out))
+    return out
+
+
+def zip_descriptor(bytearray plan not None, Py_ssize_t i, uint32_t crc):
+    """Note the CRC of record `i` and return the bytes behind its payload."""
+    cdef tio_zip_entry *e = _entries(plan) + i
+    cdef uint8_t[24] out
+    e.crc32 = crc
+    return PyBytes_FromStringAndSize(<const char *> out, <Py_ssize_t> tio_zip_descriptor(e, out))
+
+
+def zip_pack(bytearray plan not None, list names not None, list payloads not None, Py_ssize_t first, Py_ssize_t last):
+    """Return the complete bytes of records ``[first, last)`` and note their CRCs.
+
+    Parameters
+    ----------
+    payloads : list of buffer
+        All of the plan's payloads, each of the size planned.
+    """
+    cdef tio_zip_entry *e = _entries(plan)
+    cdef uint64_t start = e[first].header_offset
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> (e[last - 1].end_offset - start))
+    cdef uint8_t *p = <uint8_t *> PyBytes_AS_STRING(out)
+    cdef Py_buffer raw
+    cdef Py_ssize_t i
+    for i in range(first, last):
+        PyObject_GetBuffer(payloads[i], &raw, PyBUF_SIMPLE)
+        if <uint64_t> raw.len != e[i].size:
+            PyBuffer_Release(&raw)
+            raise ValueError(f"payload {i} has {raw.len} bytes, planned were {e[i].size}")
+        p += tio_zip_local(&e[i], <const uint8_t *> PyBytes_AS_STRING(<bytes> names[i]), p)
+        memcpy(p, raw.buf, raw.len)
+        PyBuffer_Release(&raw)
+        e[i].crc32 = tio_crc32(0, p, e[i].size)
+        p += e[i].size
+        p += tio_zip_descriptor(&e[i], p)
+    return out
+
+
+def zip_crcs(bytearray plan not None, Py_ssize_t last):
+    """Return the noted CRCs of records ``[0, last)`` as (size, crc) pairs."""
+    cdef tio_zip_entry *e = _entries(plan)
+    return [(e[i].size, e[i].crc32) for i in range(last)]
+
+
+def zip_tail(bytearray plan not None, list names not None, uint64_t directory_offset):
+    """Return the central directory and the end records, once all CRCs are noted."""
+    cdef tio_zip_entry *e = _entries(plan)
+    cdef Py_ssize_t i, n = len(names)
+    cdef uint64_t size = 0
+    cdef bytes out
+    cdef uint8_t *p
+    for i in range(n):
+        size += tio_zip_central_size(&e[i])
+    out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> (size + TIO_ZIP_TAIL_SIZE))
+    p = <uint8_t *> PyBytes_AS_STRING(out)
+    for i in range(n):
+        p += tio_zip_central(&e[i], <const uint8_t *> PyBytes_AS_STRING(<bytes> names[i]), p)
+    tio_zip_tail(<uint64_t> n, directory_offset, size, p)
+    return out
+
+
+def zip_tail_size(bytearray plan not None, Py_ssize_t n):
+    """Return the size in bytes of what `zip_tail` will return."""
+    cdef tio_zip_entry *e = _entries(plan)
+    cdef uint64_t size = TIO_ZIP_TAIL_SIZE
+    for i in range(n):
+        size += tio_zip_central_size(&e[i])
+    return size

@@ -1,0 +1,96 @@
+"""The rare kinds of the pickle machine: NumPy's own pickles, conjugated tensors.
+
+Called by the compiled machine with arguments that come from the file; each
+checks all of them before anything is made.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+
+from tensorio.errors import HeaderError, UnsupportedError, escaped
+
+__all__ = ["lazy_bits", "np_dtype", "np_dtype_state", "np_reconstruct", "np_scalar", "np_state"]
+
+# One letter of a plain type, or O for arrays of Python objects, and its width in bytes.
+_TYPE = re.compile(r"(?:[biufcSUV?mM]\d{0,9}|O8?)\Z")
+_ORDERS = ("<", ">", "|", "=")
+_MAX_ELEMENT = 1 << 20  # bytes of one string or void element
+
+
+def lazy_bits(array: Any, conj: bool, neg: bool) -> Any:
+    """Return the values of an array whose conjugation or negation torch left undone (a copy)."""
+    if conj:
+        array = np.conj(array)
+    return np.negative(array) if neg else array
+
+
+def np_dtype(args: tuple[Any, ...]) -> np.dtype[Any]:
+    """Answer ``numpy.dtype(letter, align, copy)`` with a fresh dtype."""
+    if not 1 <= len(args) <= 3 or type(args[0]) is not str or not _TYPE.match(args[0]):
+        raise UnsupportedError(f"NumPy dtype {escaped(args[0] if args else '')} in a pickle: expected a plain type")
+    dtype = np.dtype(args[0], False, True)  # type: ignore[call-overload]
+    if dtype.itemsize > _MAX_ELEMENT:
+        raise UnsupportedError(f"NumPy dtype of {dtype.itemsize} bytes per element")
+    return dtype  # type: ignore[no-any-return]
+
+
+def np_dtype_state(dtype: np.dtype[Any], state: Any) -> None:
+    """Set the byte order of a dtype made by `np_dtype`; fields, shapes and metadata are refused."""
+    if type(state) is not tuple or len(state) not in (5, 8, 9) or state[0] not in (3, 4) or state[1] not in _ORDERS:
+        raise HeaderError("NumPy dtype in a pickle: expected a state of byte order, found something else")
+    width = [int] * len(state[5:8])
+    if any(x is not None for x in state[2:5]) and state[2:5] != (None, None, None):
+        raise UnsupportedError("NumPy dtype with fields in a pickle")
+    if [type(x) for x in state[5:8]] != width or (len(state) == 9 and state[8] is not None):
+        if dtype.kind in "mM":
+            raise UnsupportedError("NumPy datetime dtype with a unit in a pickle")
+        raise HeaderError("NumPy dtype in a pickle: expected a state of byte order, found something else")
+    flags = 63 if dtype.hasobject else 0
+    # Element size and alignment are the type's own (-1), or a string's width.
+    size = (dtype.itemsize, state[6]) if dtype.kind in "SUV" else (-1, -1)
+    dtype.__setstate__((3, state[1], None, None, None, *size, flags))  # type: ignore[attr-defined]
+
+
+def np_reconstruct(args: tuple[Any, ...]) -> np.ndarray[Any, Any]:
+    """Answer ``_reconstruct(ndarray, (0,), b"b")`` with an empty array."""
+    if len(args) != 3 or getattr(args[0], "kind_name", "") != "np_ndarray" or args[1] != (0,):
+        raise HeaderError("NumPy array in a pickle: expected the arguments (ndarray, (0,), b'b')")
+    return np.empty(0, np.int8)
+
+
+def np_state(array: np.ndarray[Any, Any], state: Any) -> None:
+    """Fill an array made by `np_reconstruct`, once the state is proven to fit its bytes."""
+    if type(state) is not tuple or len(state) != 5 or state[0] != 1:
+        raise HeaderError("NumPy array in a pickle: expected a state (1, shape, dtype, order, data)")
+    _, shape, dtype, fortran, data = state
+    if array.shape != (0,) or array.dtype != np.int8:
+        raise HeaderError("NumPy array in a pickle: filled twice")
+    if type(shape) is not tuple or len(shape) > 64 or not all(type(n) is int and 0 <= n < 1 << 63 for n in shape):
+        raise HeaderError("NumPy array in a pickle: expected a shape of non-negative ints")
+    if not isinstance(dtype, np.dtype):
+        raise HeaderError(f"NumPy array in a pickle: expected a dtype, found {type(dtype).__name__}")
+    numel = math.prod(shape)
+    want = numel if dtype.hasobject else numel * dtype.itemsize
+    kinds = (list,) if dtype.hasobject else (bytes, str)
+    if type(data) not in kinds or len(data) != want:
+        raise HeaderError(f"NumPy array in a pickle: expected {want} bytes of data for shape {str(shape)[:80]}")
+    if type(data) is str:  # Python 2 wrote its byte strings so
+        data = data.encode("latin-1")
+    array.__setstate__((1, shape, dtype, bool(fortran), data))
+
+
+def np_scalar(args: tuple[Any, ...]) -> Any:
+    """Answer ``scalar(dtype, bytes)``."""
+    if len(args) != 2 or not isinstance(args[0], np.dtype) or args[0].hasobject:
+        raise HeaderError("NumPy scalar in a pickle: expected a plain dtype and bytes")
+    dtype, data = args
+    if type(data) is str:
+        data = data.encode("latin-1")
+    if type(data) is not bytes or len(data) != dtype.itemsize:
+        raise HeaderError(f"NumPy scalar in a pickle: expected {dtype.itemsize} bytes")
+    return np.frombuffer(data, dtype)[0]

@@ -1,0 +1,299 @@
+"""`Checkpoint`: the tensors of an opened file as a read-only mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tensorio import formats
+from tensorio.dtypes import BY_NAME
+from tensorio.errors import FormatError, TensorMismatchError, UnsupportedError, error_context
+from tensorio.formats._base import Opened, OpenOptions
+from tensorio.storage import FileStorage, Identity, open_storage
+from tensorio.tensors import CONJ, NEG, Infos, Table, TensorInfo
+from tensorio.tree import fqns
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tensorio.checkpoint._verify import Report
+    from tensorio.tree import Path
+
+    Array = np.ndarray[Any, Any]
+    Progress = Callable[[int, int], object]
+
+__all__ = ["Checkpoint", "load_file", "open_checkpoint"]
+
+
+class Checkpoint(Mapping[str, "Array"]):
+    """An opened checkpoint: full dotted names to arrays, made when asked for.
+
+    A context manager. Pickling it carries the path, not the bytes: unpickling
+    opens the same file again, and fails if it was replaced since.
+
+    Attributes
+    ----------
+    format : str
+        Name of the format.
+    path : str or None
+        As given; None for file objects and buffers.
+    metadata : dict of str to str
+        The file's notes; empty if it has none.
+    infos : mapping of str to TensorInfo
+        What is known without touching payload (NumPy not needed).
+    paths : mapping of str to tuple
+        The keys that lead to each tensor in the tree.
+
+    Notes
+    -----
+    Arrays are views of one mapping. They are read-only unless the checkpoint was
+    opened with ``writable=True``, keep the mapping alive, and stay valid after
+    `close`.
+    """
+
+    def __init__(self, opened: Opened, path: str | None, name: str, arguments: dict[str, Any]) -> None:
+        self.format = opened.format
+        self.path = path
+        self._name = name
+        self._opened = opened
+        self._arguments = arguments
+        self._paths: dict[str, Path] | None = None
+        self._rows: Table | None = opened.table if opened.flat else None
+
+    # ----------------------------------------------------------- description
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The file's free string-to-string notes (a copy)."""
+        return dict(self._opened.metadata or {})
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files the checkpoint is in."""
+        return () if self.path is None else (self.path,)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, stored contiguously; tied ones count once per name."""
+        return sum(info.nbytes for info in self.infos.values())
+
+    @property
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """What is known of each tensor without touching its bytes."""
+        return Infos(self._table)
+
+    @property
+    def paths(self) -> Mapping[str, Path]:
+        """The exact keys of each tensor in the saved object."""
+        if self._paths is None:
+            self._paths = {name: (name,) for name in self._table.names} if self._opened.flat else self._name_tree()
+        return self._paths
+
+    @property
+    def _table(self) -> Table:
+        if self._rows is None:
+            self._name_tree()
+        assert self._rows is not None
+        return self._rows
+
+    def _name_tree(self) -> dict[str, Path]:
+        """Name the tensors of a nested checkpoint: the table becomes one of names, tied ones on the same extent."""
+        with error_context(path=self._name):
+            named = fqns(self._opened.tree, self._opened.budget)
+        self._rows = NamedTable(self._opened.table, [(name, row) for name, _, row in named])
+        self._paths = {name: path for name, path, _ in named}
+        return self._paths
+
+    # ---------------------------------------------------------------- mapping
+
+    def __len__(self) -> int:
+        return len(self._table.index)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table.index)
+
+    def __contains__(self, fqn: object) -> bool:
+        return fqn in self._table.index
+
+    def __getitem__(self, fqn: str) -> Array:
+        with error_context(path=self._name):
+            return self._array(self.infos[fqn])
+
+    def _array(self, info: TensorInfo) -> Array:
+        from tensorio import _arrays
+
+        if len(info.chunks) != 1:
+            raise UnsupportedError("a tensor of several chunks is read with read()", record=info.fqn)
+        chunk = info.chunks[0]
+        with error_context(record=info.fqn):
+            lease = self._storage(chunk.extent.storage).lease()
+            dtype = BY_NAME[info.dtype]
+            array: Array = _arrays.view(
+                lease, dtype.code, info.shape, chunk.strides, chunk.extent.offset, chunk.extent.nbytes
+            )
+        if info.flags & (CONJ | NEG):
+            from tensorio._rebuild import lazy_bits
+
+            array = lazy_bits(array, bool(info.flags & CONJ), bool(info.flags & NEG))
+        return array
+
+    def _storage(self, index: int) -> Any:
+        if not self._opened.storages:
+            raise ValueError("the checkpoint is closed")
+        return self._opened.storages[index]
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint {self._name!r}, {self.format}, {len(self)} tensors>"
+
+    # ------------------------------------------------------------------ reading
+
+    def tree(self) -> Any:
+        """Return what was saved, with arrays at the tensors; for flat formats, a dict.
+
+        Notes
+        -----
+        Views, as from ``ckpt[fqn]``; nested containers are made anew by each call.
+        """
+        with error_context(path=self._name):
+            self._storage(0)
+            if self._opened.fill is None:
+                return dict(self.items())
+            return self._opened.fill(None)
+
+    def read(self, fqn: str, index: Any = (), out: Array | None = None) -> Array:
+        """Return a copy of one tensor or of a part of it.
+
+        Parameters
+        ----------
+        fqn : str
+        index : int, slice, tuple, ...
+            Anything NumPy takes; only the bytes it selects are touched.
+        out : ndarray, optional
+            Written to and returned; must have the shape and dtype of the result.
+
+        Raises
+        ------
+        TensorMismatchError
+            `out` does not fit.
+        """
+        import numpy as np
+
+        part = self[fqn][index]
+        if out is None:
+            return np.array(part)
+        if out.shape != np.shape(part) or out.dtype != part.dtype:
+            raise TensorMismatchError(
+                f"out= does not fit: expected {np.shape(part)} {part.dtype}, found {out.shape} {out.dtype}", record=fqn
+            )
+        out[...] = part
+        return out
+
+    def prefetch(self, fqns: Iterable[str] | None = None) -> None:
+        """Ask the system to read tensors into memory ahead of use; returns at once.
+
+        Parameters
+        ----------
+        fqns : iterable of str, optional
+            All tensors if not given.
+        """
+        for fqn in self if fqns is None else fqns:
+            for chunk in self.infos[fqn].chunks:
+                storage = self._storage(chunk.extent.storage)
+                if isinstance(storage, FileStorage):
+                    storage.prefetch(chunk.extent.offset, chunk.extent.nbytes)
+
+    def verify(self, *, progress: Progress | None = None) -> Report:
+        """Recompute the checksums that the file has; see `tensorio.verify`."""
+        from tensorio.checkpoint._verify import verify_opened
+
+        return verify_opened(self._opened, self._name, progress)
+
+    # ----------------------------------------------------------------- lifetime
+
+    def close(self) -> None:
+        """Let go of the file. Arrays handed out stay valid; no new ones can be made."""
+        for storage in self._opened.storages:
+            storage.close()
+        self._opened.storages = []
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.path is None:
+            raise TypeError("a checkpoint opened from a file object or buffer has no path to open again elsewhere")
+        return _reopen, (self.path, self._identity(), self._arguments)
+
+    def _identity(self) -> Identity:
+        storage = self._storage(0)
+        assert isinstance(storage, FileStorage)
+        return storage.identity
+
+
+class NamedTable(Table):
+    """The rows of a nested checkpoint under the names of its tree; several names may share a row."""
+
+    __slots__ = ()
+
+    def __init__(self, table: Table, named: list[tuple[str, int]]) -> None:
+        super().__init__([name for name, _ in named], table.rows, table.dims, table.chunks)
+        self._index = dict(named)
+
+
+def _reopen(path: str, identity: Identity, arguments: dict[str, Any]) -> Checkpoint:
+    """Open a pickled checkpoint again, if it still is the same file."""
+    checkpoint = open_checkpoint(path, **arguments)
+    now = checkpoint._identity()
+    if now != identity:
+        checkpoint.close()
+        raise FormatError(
+            f"the file was replaced since the checkpoint was pickled: expected {identity.size} bytes of inode "
+            f"{identity.inode}, found {now.size} bytes of inode {now.inode}",
+            path=path,
+        )
+    return checkpoint
+
+
+def open_checkpoint(source: Any, *, format: str | None = None, mmap: bool = True, verify: bool = False,
+                    progress: Progress | None = None, **options: Any) -> Checkpoint:  # fmt: skip
+    """Open a checkpoint; see `tensorio.open`."""
+    choices = OpenOptions(**options)
+    storage, path, name = open_storage(source, writable=choices.writable)
+    try:
+        with error_context(path=name):
+            opened = formats.of_storage(storage, format).open(storage, choices)
+            _settle(storage, mmap, progress)
+            if verify:
+                from tensorio.checkpoint._verify import verify_opened
+
+                verify_opened(opened, name, progress).raise_first()
+    except BaseException:
+        storage.close()
+        raise
+    arguments = {"format": format, "mmap": mmap, **options}
+    return Checkpoint(opened, path, name, arguments)
+
+
+def load_file(source: Any, *, format: str | None, mmap: bool, progress: Progress | None, options: OpenOptions) -> Any:
+    """Load a whole file the short way: no table, arrays at once."""
+    storage, _, name = open_storage(source, writable=options.writable)
+    with error_context(path=name):
+        reader = formats.of_storage(storage, format)
+        if not mmap and isinstance(storage, FileStorage):
+            reader.open(storage, options)  # a bad header must not cost reading the payload
+            storage.read_all(progress)
+        tree = reader.load(storage, options)
+        if isinstance(storage, FileStorage):
+            storage.check_unchanged()
+    return tree
+
+
+def _settle(storage: Any, mmap: bool, progress: Progress | None) -> None:
+    """With the header known good, read the payload if asked to, and see that nobody wrote meanwhile."""
+    if isinstance(storage, FileStorage):
+        if not mmap:
+            storage.read_all(progress)
+        storage.check_unchanged()

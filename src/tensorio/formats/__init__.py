@@ -1,0 +1,74 @@
+"""One file = one format; the only door from a path to a reader.
+
+Formats are the public modules of this package. `identify` asks each whether it
+recognises the first bytes; the name's suffix decides only what to write.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from functools import lru_cache
+from typing import cast
+
+from tensorio.errors import UnknownFormatError, UnsupportedError
+from tensorio.formats._base import Format
+from tensorio.formats._looks import looks_like
+from tensorio.storage import Storage
+
+__all__ = ["for_target", "get", "names", "of_storage", "target_name"]
+
+# In the order in which they are asked: exact signatures before plausible ones.
+_NAMES = ("torch_zip", "safetensors")
+
+HEAD = 4096  # bytes shown to `recognises`
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all formats."""
+    return _NAMES
+
+
+@lru_cache(maxsize=None)
+def get(name: str) -> Format:
+    """Return the format called `name` (imports it on first use)."""
+    if name not in _NAMES:
+        raise UnsupportedError(f"no format called {name!r}; there are {', '.join(_NAMES)}")
+    return cast(Format, importlib.import_module(f"tensorio.formats.{name}"))
+
+
+def of_storage(storage: Storage, name: str | None = None) -> Format:
+    """Return the format of a file, by content; `name` asks for one and skips the question.
+
+    Raises
+    ------
+    UnknownFormatError
+        Nobody recognised it; the message says what it looks like.
+    """
+    if name is not None:
+        return get(name)
+    head = bytes(storage.view()[:HEAD])
+    for candidate in _NAMES:
+        if get(candidate).recognises(head, storage.nbytes):
+            return get(candidate)
+    raise UnknownFormatError(looks_like(head, storage))
+
+
+def for_target(target: object, name: str | None = None) -> Format:
+    """Return the format to write to a target, by name or by the suffix of its path."""
+    if name is not None:
+        return get(name)
+    if not isinstance(target, str | bytes | os.PathLike):
+        raise ValueError(f"format= is needed to save to a file object; one of {', '.join(_NAMES)}")
+    path = os.fsdecode(os.fspath(target))
+    suffix = os.path.splitext(path)[1].lower()
+    for candidate in _NAMES:
+        if suffix in get(candidate).SUFFIXES:
+            return get(candidate)
+    known = [s for n in _NAMES for s in get(n).SUFFIXES]
+    raise ValueError(f"the suffix {suffix!r} names no format; known are {', '.join(known)}; or give format=")
+
+
+def target_name(target: object) -> str | None:
+    """Return the path of a target as text; None for a file object."""
+    return os.fsdecode(os.fspath(target)) if isinstance(target, str | bytes | os.PathLike) else None

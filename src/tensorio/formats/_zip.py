@@ -1,0 +1,192 @@
+"""Zip archives, for every format that is one: reading records, laying out new ones."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from tensorio import _core
+from tensorio.errors import ChecksumError, HeaderError, LimitError
+from tensorio.formats._base import StoredRecord
+from tensorio.plan import PIECE, Record, pieces_of
+from tensorio.storage import arena
+
+if TYPE_CHECKING:
+    from array import array
+
+    from tensorio.plan import Buffer
+    from tensorio.storage import Storage
+
+__all__ = ["Archive", "ZipPlan"]
+
+# Payloads up to this size share a page with their local header, as a rule, and that page is read anyway: their
+# checksum costs nothing but the arithmetic, so that it is always checked.
+SMALL = 4096
+
+# What one deflated record may unpack to: deflate itself reaches 1032:1 (zlib's own figure); a tensor's record of
+# more than this many bytes per stored byte is a bomb.
+MAX_RATIO = 1100
+MAX_INFLATED = 1 << 36  # bytes
+
+
+class Archive:
+    """The records of one archive, checked; no payload over `SMALL` bytes was touched.
+
+    Attributes
+    ----------
+    rows : bytearray
+        For the ``_core.zip_`` functions.
+    end : int
+        First byte behind the archive.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.rows, self.directory_offset, self.end = _core.zip_read(storage.view())
+        bad = _core.zip_check_small(storage.view(), self.rows, SMALL)
+        if bad is not None:
+            self.fail_checksum(*bad)
+
+    def fail_checksum(self, record: int, expected: int, actual: int) -> None:
+        """Raise the error for a record whose bytes changed."""
+        name = self.name(record)
+        raise ChecksumError(
+            f"CRC-32 of the record: expected {expected:08x}, found {actual:08x}: its bytes changed since it was "
+            "written; get the file again or go back to an older one",
+            expected=expected, actual=actual, record=name, offset=_core.zip_record(self.rows, record)[0],
+        )  # fmt: skip
+
+    def names(self, inner: str) -> tuple[array[int], dict[str, int], dict[str, int]]:
+        """Return record numbers by name: "0", "1", ... below the folder `inner`, others below it, all others."""
+        return _core.zip_names(self.storage.view(), self.rows, inner)
+
+    def records(self) -> list[StoredRecord]:
+        """Return all records in directory order."""
+        return [
+            StoredRecord(name, 0, offset, compressed, crc or None, size, method != 0)
+            for name, offset, compressed, size, crc, method in _core.zip_records(self.storage.view(), self.rows)
+        ]
+
+    def read(self, record: int, limit: int | None = None) -> memoryview | bytes:
+        """Return one record's bytes: a view if stored, unpacked and checked if deflated.
+
+        Parameters
+        ----------
+        limit : int, optional
+            Most bytes to unpack to.
+        """
+        offset, compressed, size, crc, method, _ = _core.zip_record(self.rows, record)
+        raw = self.storage.view()[offset : offset + compressed]
+        if method == 0:
+            return raw
+        if size > min(compressed * MAX_RATIO + 64, MAX_INFLATED if limit is None else limit):
+            raise LimitError(
+                f"deflated record of {compressed} bytes that unpacks to {size}", record=self.name(record), offset=offset
+            )
+        data = self._inflate(raw, size, record, offset)
+        actual = _core.crc32(data)
+        if crc not in (0, actual):
+            self.fail_checksum(record, crc, actual)
+        return data
+
+    def checked(self, record: int, limit: int | None = None) -> memoryview | bytes:
+        """Like `read`, and the CRC of a stored record is checked, too."""
+        data = self.read(record, limit)
+        _, _, _, crc, method, _ = _core.zip_record(self.rows, record)
+        if method == 0 and crc != 0 and (actual := _core.crc32(data)) != crc:
+            self.fail_checksum(record, crc, actual)
+        return data
+
+    def _inflate(self, raw: memoryview, size: int, record: int, offset: int) -> memoryview:
+        out = arena(size)
+        unpacker = zlib.decompressobj(-15)
+        done = 0
+        waiting: memoryview | bytes = raw
+        try:
+            while not unpacker.eof:
+                piece = unpacker.decompress(waiting, min(PIECE, size - done + 1))
+                waiting = unpacker.unconsumed_tail
+                if done + len(piece) > size or not (piece or unpacker.eof):
+                    break
+                out[done : done + len(piece)] = piece
+                done += len(piece)
+        except zlib.error as error:
+            raise HeaderError(f"deflated record: {error}", record=self.name(record), offset=offset) from None
+        if done != size or not unpacker.eof or unpacker.unused_data:
+            raise HeaderError(
+                f"deflated record: expected {size} bytes and then the end of the stream, found otherwise at {done} bytes",
+                record=self.name(record), offset=offset,
+            )  # fmt: skip
+        return out
+
+    def name(self, record: int) -> str:
+        """Return the full name of a record, by its place in the directory."""
+        return _core.zip_name(self.storage.view(), self.rows, record)
+
+
+class ZipPlan:
+    """An archive of stored records, laid out as torch.save does.
+
+    Parameters
+    ----------
+    records : sequence of Record
+        With full names.
+    align : int
+        Payloads start at multiples of this, in bytes.
+    last : callable, optional
+        Makes the payload of the last record from (size, CRC) of all before it.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        align: int,
+        keep: list[object],
+        last: Callable[[list[tuple[int, int]]], bytes] | None = None,
+    ) -> None:
+        self.records = records
+        self.keep = keep
+        self._last = last
+        self._names = [r.name.encode() for r in records]
+        self._placed, self._directory = _core.zip_place(self._names, [r.nbytes for r in records], align)
+        self.nbytes = self._directory + _core.zip_tail_size(self._placed, len(records))
+
+    def data_offset(self, record: int) -> int:
+        """Return where a record's payload starts, in bytes."""
+        return _core.zip_placed(self._placed, record)[1]
+
+    def pieces(self) -> Iterator[Buffer]:
+        """Yield the archive; small neighbours are packed together, CRCs are computed just before the bytes go out."""
+        payloads: list[Buffer | None] = [None] * len(self.records)
+        first = size = 0
+        for i, record in enumerate(self.records):
+            if i == len(self.records) - 1 and self._last is not None:
+                yield from self._pack(payloads, first, i)
+                payloads[i] = self._last(_core.zip_crcs(self._placed, i))
+                first = i
+            elif record.nbytes > PIECE // 8:
+                yield from self._pack(payloads, first, i)
+                yield from self._large(i, record)
+                first, size = i + 1, 0
+            else:
+                payloads[i] = b"".join(pieces_of(record)) if callable(record.source) else record.source
+                size += record.nbytes + 128
+                if size >= PIECE:
+                    yield from self._pack(payloads, first, i + 1)
+                    first, size = i + 1, 0
+        yield from self._pack(payloads, first, len(self.records))
+        yield _core.zip_tail(self._placed, self._names, self._directory)
+
+    def _pack(self, payloads: list[Buffer | None], first: int, last: int) -> Iterator[Buffer]:
+        if first < last:
+            yield _core.zip_pack(self._placed, self._names, payloads, first, last)
+            payloads[first:last] = [None] * (last - first)
+
+    def _large(self, i: int, record: Record) -> Iterator[Buffer]:
+        yield _core.zip_local(self._placed, i, self._names[i])
+        crc = 0
+        for piece in pieces_of(record):
+            crc = _core.crc32(piece, crc)
+            yield piece
+        yield _core.zip_descriptor(self._placed, i, crc)

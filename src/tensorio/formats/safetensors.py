@@ -1,0 +1,175 @@
+"""safetensors: a JSON header, then the tensors' bytes back to back.
+
+::
+
+    offset  size  content
+    0       8     N, little-endian, at most 100,000,000
+    8       N     JSON: name -> {dtype, shape, data_offsets}, "__metadata__"
+    8+N     -     payload, covered exactly
+
+Reads what the reference implementation (release 0.8.0) reads, except that a
+name that occurs twice is refused. Writes the same bytes as it does for the same
+input; metadata keys, which it writes in random order, are sorted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from tensorio import _core
+from tensorio.dtypes import BY_NAME
+from tensorio.errors import HeaderError, TensorMismatchError, UnsupportedError, escaped
+from tensorio.formats._base import Item, Opened, OpenOptions, SaveOptions, StoredRecord
+from tensorio.formats._items import items_of
+from tensorio.plan import FlatPlan, Record
+from tensorio.tensors import Table
+
+if TYPE_CHECKING:
+    from array import array
+
+    from tensorio.storage import Storage
+
+NAME = "safetensors"
+SUFFIXES = (".safetensors",)
+
+# Format code -> canonical name.
+DTYPES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
+    "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
+    "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu", "F4": "float4_e2m1fn", "F6_E2M3": "float6_e2m3fn",
+    "F6_E3M2": "float6_e3m2fn",
+}  # fmt: skip
+
+_ORDER = [DTYPES[code] for code, _ in _core.st_dtypes()]  # the writer's order, widest first
+_CODES = bytes(BY_NAME[name].code for name in _ORDER)
+_RANK = {name: i for i, name in enumerate(_ORDER)}
+
+HEADER_MAX = 100_000_000
+METADATA_KEY = "__metadata__"
+
+
+def recognises(head: bytes, size: int) -> bool:
+    """Tell by the frame: a plausible length, then (behind white space) an object's brace."""
+    if len(head) < 9:
+        return False
+    length = int.from_bytes(head[:8], "little")
+    return 0 < length <= HEADER_MAX and head[8:].lstrip(b" \t\r\n")[:1] in (b"{", b"")
+
+
+def open(storage: Storage, options: OpenOptions) -> Opened:
+    """Read the header; touches no payload."""
+    view = storage.view()
+    names, rows, dims, pairs, data_offset = _core.st_read(view, _CODES)
+    table = Table(names, rows, dims)
+    if len(table.index) != len(names):
+        raise HeaderError("duplicate tensor name", record=_duplicate(names))
+    metadata = _metadata(pairs)
+    if options.strict:
+        _require_reference_layout(bytes(view[:data_offset]), table, pairs)
+    return Opened(NAME, table, [storage], metadata, records=lambda: _records(table))
+
+
+def load(storage: Storage, options: OpenOptions) -> object:
+    """Return a dict of arrays in header order."""
+    if options.strict:
+        open(storage, options)
+    names, rows, dims, pairs, _ = _core.st_read(storage.view(), _CODES)
+    _metadata(pairs)
+    arrays = _views(rows, dims, storage)
+    tensors = dict(zip(names, arrays, strict=True))
+    if len(tensors) != len(names):
+        raise HeaderError("duplicate tensor name", record=_duplicate(names))
+    return tensors
+
+
+def _views(rows: array[int], dims: array[int], storage: Storage) -> list[object]:
+    from tensorio import _arrays
+
+    return _arrays.views(rows, dims, [storage.lease()])
+
+
+def _metadata(pairs: list[tuple[str, str]] | None) -> dict[str, str] | None:
+    if pairs is None:
+        return None
+    metadata = dict(pairs)
+    if len(metadata) != len(pairs):
+        raise HeaderError("duplicate key in __metadata__", record=_duplicate([k for k, _ in pairs]))
+    return metadata
+
+
+def _duplicate(names: Iterable[str]) -> str:
+    seen: set[str] = set()
+    return next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+
+
+def _records(table: Table) -> Iterator[StoredRecord]:
+    for i, name in enumerate(table.names):
+        extent = table.info(i).chunks[0].extent
+        yield StoredRecord(name, extent.storage, extent.offset, extent.nbytes, None, extent.nbytes)
+
+
+def _require_reference_layout(header: bytes, table: Table, pairs: list[tuple[str, str]] | None) -> None:
+    """Refuse a header that the reference would have written in other bytes."""
+    infos = [table.info(i) for i in range(len(table))]
+    infos.sort(key=lambda t: t.chunks[0].extent.offset)  # stable: empty tensors stay in header order
+    want = _header([(t.fqn, t.dtype, t.shape, t.nbytes) for t in infos], pairs)
+    ordered = sorted(infos, key=lambda t: (_RANK[t.dtype], t.fqn.encode()))
+    if header != want or [t.fqn for t in infos] != [t.fqn for t in ordered]:
+        at = next((i for i, (a, b) in enumerate(zip(header, want, strict=False)) if a != b), min(len(header), len(want)))
+        raise HeaderError("strict: expected the header exactly as the reference writes it, found other bytes", offset=at)
+
+
+def _header(tensors: list[tuple[str, str, tuple[int, ...], int]], pairs: list[tuple[str, str]] | None,
+            extra: int = 0) -> bytes:  # fmt: skip
+    names, dtypes, shapes, sizes = (list(column) for column in zip(*tensors, strict=True)) if tensors else ([],) * 4
+    return _core.st_header(names, [_RANK[d] for d in dtypes], shapes, sizes, pairs, extra)
+
+
+def plan(obj: object, options: SaveOptions) -> FlatPlan:
+    """Lay out a mapping of names to tensors, as the reference orders them: by dtype, widest first, then by name."""
+    keep: list[object] = []
+    return plan_items(items_of(obj, keep), options, keep)
+
+
+def plan_items(items: Iterable[Item], options: SaveOptions, keep: list[object]) -> FlatPlan:
+    """Lay out tensors wherever their bytes are now."""
+    ordered = sorted((_logical(item) for item in items), key=lambda t: (_RANK[t.dtype], t.name.encode()))
+    pairs = _pairs(options.metadata)
+    tensors = [(t.name, t.dtype, t.shape, t.nbytes) for t in ordered]
+    header = _header(tensors, pairs, 0)
+    if options.align is not None:
+        header = _header(tensors, pairs, _padding(len(header), options.align))
+    return FlatPlan(header, [Record(t.name, t.nbytes, t.source) for t in ordered], keep)
+
+
+def _pairs(metadata: Mapping[str, str] | None) -> list[tuple[str, str]] | None:
+    if metadata is None:
+        return None
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"expected metadata of str to str, found {key!r}: {type(value).__name__}")
+    return sorted(metadata.items())
+
+
+def _padding(length: int, align: int) -> int:
+    """Spaces behind the header that put the payload's start at a multiple of `align` bytes."""
+    if align < 1 or (align % 8 and 8 % align):
+        raise ValueError(f"expected align to be 1, 2, 4 or a multiple of 8 bytes, found {align}")
+    return -length % align
+
+
+def _logical(item: Item) -> Item:
+    """Check that the format can hold a tensor, and turn torch's two-per-byte shape into the logical one."""
+    if item.name == METADATA_KEY:
+        raise TensorMismatchError(f"a tensor can't be called {escaped(METADATA_KEY)} in a safetensors file")
+    if item.dtype == "float4_e2m1fn_x2":
+        if not item.shape:
+            raise UnsupportedError("a 0-dim tensor of two 4-bit numbers has no shape in safetensors", record=item.name)
+        return item._replace(dtype="float4_e2m1fn", shape=(*item.shape[:-1], item.shape[-1] * 2))
+    if item.dtype not in _RANK:
+        raise UnsupportedError(
+            f"safetensors has no dtype for {item.dtype}; convert the tensor or save to another format", record=item.name
+        )
+    return item

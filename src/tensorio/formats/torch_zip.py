@@ -1,0 +1,236 @@
+"""torch zip: what ``torch.save`` has written since 1.6.
+
+A zip archive (`tensorio.formats._zip`) whose names all begin with one folder::
+
+    PREFIX/data.pkl               the object, as a pickle of protocol 2
+    PREFIX/.format_version        "1"                              (since 2.7)
+    PREFIX/.storage_alignment     "64"                             (since 2.7)
+    PREFIX/byteorder              "little" or "big"                (since 2.1)
+    PREFIX/data/KEY               one storage each, raw
+    PREFIX/version                "3\\n"
+    PREFIX/.data/serialization_id 40 digits                        (since 2.1)
+
+Source: torch 2.13, checked against its own output; older layouts against files
+of their time.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tensorio import _core
+from tensorio.dtypes import DTYPES
+from tensorio.errors import HeaderError, LimitError, UnsupportedError, error_context, escaped
+from tensorio.formats._base import Opened, OpenOptions, SaveOptions, StoredRecord
+from tensorio.formats._zip import Archive, ZipPlan
+from tensorio.storage import LazyStorage, MemoryStorage
+from tensorio.tensors import ROW, Table
+
+if TYPE_CHECKING:
+    from tensorio.storage import Storage
+
+NAME = "torch_zip"
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+
+LOCAL_HEADER = b"PK\x03\x04"
+PICKLE = "data.pkl"
+VERSIONS = range(1, 11)  # what torch's reader takes
+# Nodes visited to name the tensors, per byte of the pickle: a node costs at least one byte, and sharing is rare.
+NODES_PER_BYTE = 4
+# What data.pkl may unpack to if it is deflated: real ones are far below 1% of this.
+MAX_PICKLE = 64 << 20
+
+
+def recognises(head: bytes, size: int) -> bool:
+    """Tell by the first record's signature; other zip archives are refused with a reason when opened."""
+    return head[:4] == LOCAL_HEADER
+
+
+class _Layout:
+    """The parts of an archive that a torch file has."""
+
+    def __init__(self, storage: Storage, options: OpenOptions) -> None:
+        self.storage = storage
+        self.options = options
+        self.archive = Archive(storage)
+        self.prefix = self._find_prefix()
+        self.numbers, self.keys, self.others = self.archive.names(f"{self.prefix}/data/")
+        self.pickle_record = self._require(PICKLE)
+        self._check_version()
+        self.swapped = self._byteorder() == "big"
+        if options.strict:
+            self._require_reference_layout()
+
+    def _find_prefix(self) -> str:
+        name = self.archive.name(0)
+        prefix, slash, _ = name.partition("/")
+        if not slash:
+            raise HeaderError(
+                f"expected records in one folder, as torch.save writes them, found {escaped(name)} at the top: "
+                "this is some other kind of zip archive"
+            )
+        return prefix
+
+    def _require(self, name: str) -> int:
+        record = self.others.get(f"{self.prefix}/{name}")
+        if record is None:
+            raise HeaderError(
+                f"expected a record {escaped(f'{self.prefix}/{name}')}, found none: this zip archive was not "
+                "written by torch.save"
+            )
+        return record
+
+    def _text(self, name: str) -> str | None:
+        """The contents of a small side record; None if there is none."""
+        record = self.others.get(f"{self.prefix}/{name}")
+        if record is None:
+            return None
+        with error_context(record=f"{self.prefix}/{name}"):
+            data = bytes(self.archive.checked(record, 64))
+            if len(data) > 64 or not data.isascii():
+                raise HeaderError(f"expected a short ASCII text, found {len(data)} bytes")
+            return data.decode("ascii")
+
+    def _check_version(self) -> None:
+        text = self._text("version")
+        if text is None:
+            return  # torch always writes one; other writers forget it, and nothing depends on it
+        if not text.strip().isdecimal() or int(text) not in VERSIONS:
+            raise UnsupportedError(
+                f"expected a version from 1 to 10, found {escaped(text)}", record=f"{self.prefix}/version"
+            )
+
+    def _byteorder(self) -> str:
+        text = self._text("byteorder")
+        if text is None:
+            return "little"  # so it is in files before 2.1
+        if text not in ("little", "big"):
+            raise HeaderError(
+                f"expected 'little' or 'big', found {escaped(text)}", record=f"{self.prefix}/byteorder"
+            )
+        return text
+
+    def _require_reference_layout(self) -> None:
+        """Refuse an archive that torch 2.13 would have laid out otherwise."""
+        align = self._text(".storage_alignment") or "64"
+        records = self.archive.records()
+        names = [r.name.encode() for r in records]
+        keys = [f"data/{i}" for i, record in enumerate(self.numbers) if record >= 0]
+        want = [PICKLE, ".format_version", ".storage_alignment", "byteorder", *keys, "version", SERIALIZATION_ID]
+        if [r.name for r in records] != [f"{self.prefix}/{name}" for name in want]:
+            raise HeaderError("strict: expected the records of torch.save 2.13 in its order, found others")
+        if not align.isdecimal() or not 1 <= int(align) <= 32768:
+            raise HeaderError("strict: expected a .storage_alignment of 1 to 32768")
+        placed, directory = _core.zip_place(names, [r.size for r in records], int(align))
+        view = self.storage.view()
+        for i, r in enumerate(records):
+            crc = _core.zip_record(self.archive.rows, i)[3]
+            start, data, end = _core.zip_placed(placed, i)
+            tail = _core.zip_descriptor(placed, i, crc)
+            if view[start:data] != _core.zip_local(placed, i, names[i]) or view[data + r.size : end] != tail:
+                raise HeaderError("strict: expected the headers of torch.save 2.13", record=r.name, offset=start)
+        if view[directory:] != _core.zip_tail(placed, names, directory):
+            raise HeaderError("strict: expected the central directory of torch.save 2.13", offset=directory)
+
+    # ------------------------------------------------------------- contents
+
+    def pickle(self) -> memoryview | bytes:
+        """The object's pickle; its CRC is always checked, since all of it is read anyway."""
+        return self.archive.checked(self.pickle_record, MAX_PICKLE)
+
+    def extents(self) -> array[int]:
+        """(storage, offset, nbytes) per record; storage -1 where the bytes are not raw: deflated, or swapped."""
+        extents = _core.zip_extents(self.archive.rows)
+        if self.swapped:
+            for i in range(0, len(extents), 3):
+                extents[i], extents[i + 1] = -1, 0
+        return extents
+
+    def run(self, leases: list[Any] | None, decode: Any = None, wanted: set[int] | None = None) -> Any:
+        """Run the pickle machine over data.pkl."""
+        from tensorio import _unpickler
+
+        with error_context(record=f"{self.prefix}/{PICKLE}"):
+            return _unpickler.loads(
+                self.pickle(), self.numbers, self.keys, self.extents(), leases, decode, wanted, self.options.unknown
+            )
+
+    def decoded(self, record: int, swap: int) -> Storage:
+        """A storage for a record that is not raw in the file, made on first use."""
+        size = _core.zip_record(self.archive.rows, record)[2]
+
+        def make() -> memoryview | bytes | bytearray:
+            data = self.archive.read(record)
+            return byteswapped(data, swap) if swap > 1 else data
+
+        if not self.options.writable:
+            return LazyStorage(size, make)
+        return LazyStorage(size, lambda: bytearray(make()), writable=True)
+
+
+class _Decoded:
+    """The storages of records that are not raw, by record and unit of swapping."""
+
+    def __init__(self, layout: _Layout, first: int) -> None:
+        self.layout = layout
+        self.first = first
+        self.storages: list[Storage] = []
+        self._index: dict[tuple[int, int], int] = {}
+
+    def index(self, record: int, dtype: int) -> int:
+        """The storage index for a record seen as elements of `dtype`."""
+        swap = DTYPES[dtype].swap if self.layout.swapped else 1
+        found = self._index.get((record, swap))
+        if found is None:
+            found = self._index[record, swap] = self.first + len(self.storages)
+            self.storages.append(self.layout.decoded(record, swap))
+        return found
+
+    def lease(self, record: int, dtype: int) -> Any:
+        """What the pickle machine asks for."""
+        return self.storages[self.index(record, dtype) - self.first].lease()
+
+
+def byteswapped(data: memoryview | bytes, unit: int) -> memoryview:
+    """Return a copy with the bytes of each `unit` bytes reversed."""
+    import numpy as np
+
+    return memoryview(np.frombuffer(data, f"u{unit}").byteswap().view(np.uint8))
+
+
+def open(storage: Storage, options: OpenOptions) -> Opened:
+    """Read the directory and the pickle; touches at most one page per record."""
+    layout = _Layout(storage, options)
+    tree, rows, dims = layout.run(None)
+    decoded = _Decoded(layout, 1)
+    for at in range(4, len(rows), ROW):  # the storage column
+        if rows[at] < 0:
+            rows[at] = decoded.index(-1 - rows[at], rows[at - 4])
+    return Opened(
+        NAME,
+        Table([], rows, dims),
+        [storage, *decoded.storages],
+        tree=tree,
+        flat=False,
+        budget=NODES_PER_BYTE * len(layout.pickle()) + 1000,
+        records=lambda: _records(layout),
+        fill=lambda wanted: _filled(layout, storage, wanted),
+    )
+
+
+def _records(layout: _Layout) -> Iterator[StoredRecord]:
+    return iter(layout.archive.records())
+
+
+def _filled(layout: _Layout, storage: Storage, wanted: set[int] | None) -> object:
+    return layout.run([storage.lease()], _Decoded(layout, 1).lease, wanted)[0]
+
+
+def load(storage: Storage, options: OpenOptions) -> object:
+    """Return what was saved, with arrays at the tensors."""
+    return _filled(_Layout(storage, options), storage, None)
+
+
+SERIALIZATION_ID = ".data/serialization_id"

@@ -1,0 +1,176 @@
+"""Files that appear whole or not at all.
+
+A save goes to a temporary sibling and is renamed over the target: readers see
+the old file or the new one, existing mappings of the old one stay valid, and a
+failed save leaves the old file as it was and no litter. With ``durable=True``
+the file is synced before the rename and its folder behind it, so that a save
+that has returned survives a power cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from tensorio.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from tensorio.plan import Plan
+
+    Progress = Callable[[int, int], object]
+
+__all__ = ["write_plan"]
+
+# What a filesystem without the call answers; anything else is a real failure.
+_NOT_OFFERED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV}
+
+
+def write_plan(plan: Plan, target: object, *, durable: bool = True, progress: Progress | None = None) -> None:
+    """Write a plan to a path (atomically) or into a writable binary file object (as it comes).
+
+    Raises
+    ------
+    OSError
+        From the system, with errno and file name; the old file is intact.
+    UnsupportedError
+        The target exists and is not a regular file.
+    """
+    if isinstance(target, str | bytes | os.PathLike):
+        _write_path(plan, os.fspath(target), durable, progress)
+    elif hasattr(target, "write"):
+        _write_object(plan, target.write, progress)
+        if hasattr(target, "flush"):
+            target.flush()
+    else:
+        raise TypeError(
+            f"expected a path (str, os.PathLike) or a writable binary file object, found {type(target).__name__}"
+        )
+
+
+def _write_object(plan: Plan, write: Callable[[bytes], object], progress: Progress | None) -> None:
+    done = 0
+    for piece in plan.pieces():
+        view = memoryview(piece)
+        while len(view):
+            # Raw streams may take less than they are given; None stands for all, as it does for many wrappers.
+            taken = write(view)  # type: ignore[arg-type]
+            view = view[taken:] if isinstance(taken, int) else view[len(view) :]
+            if taken == 0:
+                raise OSError(errno.EIO, "the file object's write() took no bytes")
+        done += len(piece)
+        if progress is not None:
+            progress(done, plan.nbytes)
+
+
+def _write_path(plan: Plan, path: str | bytes, durable: bool, progress: Progress | None) -> None:
+    target = os.path.realpath(os.fsdecode(path))  # a link stays a link; the file it names is replaced
+    old = _old_file(target)
+    folder, name = os.path.split(target)
+    with _temporary(folder, name) as (fd, temporary):
+        with _naming(path):
+            _preallocate(fd, plan.nbytes)
+            _write_descriptor(plan, fd, progress)
+            _take_mode(fd, old)
+            if durable:
+                os.fsync(fd)
+        with _naming(path):
+            os.replace(temporary, target)
+    if durable:
+        with _naming(path):
+            _sync_folder(folder)
+
+
+def _old_file(target: str) -> os.stat_result | None:
+    try:
+        old = os.stat(target)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(old.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "expected a file name to save to, found a folder", target)
+    if not stat.S_ISREG(old.st_mode):
+        raise UnsupportedError("expected a regular file to replace, found a device, FIFO or socket", path=target)
+    return old
+
+
+@contextlib.contextmanager
+def _temporary(folder: str, name: str) -> Iterator[tuple[int, str]]:
+    """Make a sibling file and close it at the end; remove it if it was not renamed away."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    # The name has room for the longest file names (255 bytes): the target's is cut.
+    short = os.fsdecode(os.fsencode(name)[:180])
+    temporary = os.path.join(folder, f".{short}.tensorio-{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    with _naming(os.path.join(folder, name)):
+        fd = os.open(temporary, flags, 0o666)
+    try:
+        yield fd, temporary
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _naming(path: str | bytes) -> Iterator[None]:
+    """Give an OSError that rises through the name of the file the user asked for."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            error.filename = os.fsdecode(path)
+            error.filename2 = None
+        raise
+
+
+def _preallocate(fd: int, nbytes: int) -> None:
+    """Reserve the space, so that a full disk shows before the first byte; best effort elsewhere."""
+    if not hasattr(os, "posix_fallocate") or nbytes == 0:
+        return
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        if error.errno not in _NOT_OFFERED:
+            raise
+
+
+def _write_descriptor(plan: Plan, fd: int, progress: Progress | None) -> None:
+    done = 0
+    for piece in plan.pieces():
+        view = memoryview(piece)
+        while len(view):
+            view = view[os.write(fd, view) :]
+        done += len(piece)
+        if progress is not None:
+            progress(done, plan.nbytes)
+    if done != plan.nbytes:
+        raise ValueError(f"the plan promised {plan.nbytes} bytes and yielded {done}")
+
+
+def _take_mode(fd: int, old: os.stat_result | None) -> None:
+    """Keep the mode (and, as far as allowed, the owner) of the file that is replaced."""
+    if old is None or not hasattr(os, "fchmod"):
+        return
+    new = os.fstat(fd)
+    if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
+        with contextlib.suppress(PermissionError):
+            os.fchown(fd, old.st_uid, old.st_gid)
+    os.fchmod(fd, stat.S_IMODE(old.st_mode))
+
+
+def _sync_folder(folder: str) -> None:
+    if os.name != "posix":
+        return  # Windows has no such call; its rename is journalled
+    fd = os.open(folder or ".", os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in _NOT_OFFERED:
+            raise
+    finally:
+        os.close(fd)

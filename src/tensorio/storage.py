@@ -1,0 +1,467 @@
+"""Bytes with a lifetime: mapped files, memory, and bytes made on first use.
+
+The only module that opens files for reading and owns mappings.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+from tensorio import _core
+from tensorio.errors import FormatError, TruncatedError, UnsupportedError
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+    from tensorio._arrays import Lease
+
+    Buffer = bytes | bytearray | memoryview
+    Progress = Callable[[int, int], object]
+
+__all__ = ["FileStorage", "Identity", "LazyStorage", "MemoryStorage", "Storage", "arena", "open_storage"]
+
+# Bytes per pread: large enough that the call is free, small enough to share work.
+READ_PIECE = 8 << 20
+HUGE_PAGE = 2 << 20
+MAX_READERS = 16
+# Not in the mmap module before 3.13; the number is the kernel's on Linux.
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000) if os.name == "posix" and hasattr(os, "SEEK_HOLE") else 0
+
+
+class Identity(NamedTuple):
+    """Tells whether a path still names the file that was opened."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, fd: int) -> Identity:
+        """Identify the file open at descriptor `fd`."""
+        s = os.fstat(fd)
+        return cls(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns)
+
+
+class Storage:
+    """Bytes with a lifetime; knows no dtype.
+
+    Attributes
+    ----------
+    nbytes : int
+        Size in bytes.
+    writable : bool
+        Whether arrays over it may be written to (the file never changes).
+    """
+
+    nbytes: int = 0
+    writable: bool = False
+
+    def __init__(self) -> None:
+        self._lease: Lease | None = None
+        self._lock = threading.Lock()
+
+    def view(self) -> memoryview:
+        """Return all bytes as a flat view; copies: no."""
+        raise NotImplementedError
+
+    def lease(self) -> Lease:
+        """Return the object that arrays over this storage keep as their base."""
+        if self._lease is None:
+            from tensorio._arrays import Lease
+
+            with self._lock:
+                if self._lease is None:
+                    self._lease = Lease(self.view(), self.writable)
+        return self._lease
+
+    def close(self) -> None:
+        """Let go of the bytes; views handed out stay valid until they are gone themselves."""
+        self._lease = None
+
+
+class MemoryStorage(Storage):
+    """A buffer in memory: the caller's own, or one that a format made."""
+
+    def __init__(self, data: Buffer, *, writable: bool = False) -> None:
+        super().__init__()
+        self._data: memoryview | None = memoryview(data).cast("B")
+        self.nbytes = self._data.nbytes
+        self.writable = writable
+
+    def view(self) -> memoryview:
+        if self._data is None:
+            raise ValueError("the checkpoint is closed")
+        return self._data
+
+    def close(self) -> None:
+        super().close()
+        self._data = None
+
+
+class LazyStorage(Storage):
+    """Bytes that are not raw in their file, made by `make` on first use.
+
+    Parameters
+    ----------
+    nbytes : int
+        What `make` must return; it was bounded when the header was read.
+    make : callable
+        Returns the bytes; called at most once at a time.
+    """
+
+    def __init__(self, nbytes: int, make: Callable[[], Buffer], *, writable: bool = False) -> None:
+        super().__init__()
+        self.nbytes = nbytes
+        self.writable = writable
+        self._make = make
+        self._data: memoryview | None = None
+        self._making = threading.Lock()
+
+    def view(self) -> memoryview:
+        with self._making:
+            if self._data is None:
+                data = memoryview(self._make()).cast("B")
+                if data.nbytes != self.nbytes:
+                    raise FormatError(f"expected {self.nbytes} bytes after decoding, found {data.nbytes}")
+                self._data = data
+            return self._data
+
+    def close(self) -> None:
+        super().close()
+        self._data = None
+
+
+class FileStorage(Storage):
+    """A regular file, mapped; or, after `read_all`, a copy of it in memory.
+
+    Parameters
+    ----------
+    fd : int
+        Open descriptor; owned by this object from here on.
+    name : str
+        For messages.
+    start : int
+        First byte that counts (a file object may stand in mid-file).
+    writable : bool
+        Map private copy-on-write pages instead of read-only shared ones.
+    """
+
+    def __init__(self, fd: int, name: str, *, start: int = 0, writable: bool = False) -> None:
+        super().__init__()
+        self.name = name
+        self.writable = writable
+        self._start = start
+        self._fd = fd
+        self._view: memoryview | None = None
+        self._map: mmap.mmap | None = None
+        try:
+            self.identity = Identity.of(fd)
+            if start > self.identity.size:
+                raise TruncatedError(f"expected data at offset {start}, but the file has {self.identity.size} bytes")
+            self.nbytes = self.identity.size - start
+            self._map = self._mapped() if self.identity.size else None
+        except BaseException:
+            os.close(fd)
+            self._fd = -1
+            raise
+
+    def _mapped(self) -> mmap.mmap:
+        size = self.identity.size
+        if os.name != "posix":
+            return mmap.mmap(self._fd, size, access=mmap.ACCESS_COPY if self.writable else mmap.ACCESS_READ)
+        if self.writable:
+            flags, prot = mmap.MAP_PRIVATE | _NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+        else:
+            flags, prot = mmap.MAP_SHARED, mmap.PROT_READ
+        return mmap.mmap(self._fd, size, flags=flags, prot=prot)
+
+    def view(self) -> memoryview:
+        if self._fd < 0:
+            raise ValueError("the checkpoint is closed")
+        if self._view is None:
+            self._view = memoryview(self._map if self._map is not None else b"")[self._start :]
+        return self._view
+
+    def fileno(self) -> tuple[int, int]:
+        """Return the descriptor and the offset in it of this storage's first byte."""
+        return self._fd, self._start
+
+    def check_unchanged(self) -> None:
+        """Raise if the file was written to or resized since it was opened."""
+        now = Identity.of(self._fd)
+        if (now.size, now.mtime_ns) != (self.identity.size, self.identity.mtime_ns):
+            raise FormatError(
+                f"the file changed while it was read: expected {self.identity.size} bytes, "
+                f"found {now.size} bytes and a new modification time; try again when its writer is done"
+            )
+
+    def read_all(self, progress: Progress | None = None) -> None:
+        """Replace the mapping by a copy in huge pages, read by all cores; holes are not read."""
+        data = arena(self.nbytes, self._bytes_on_disk(), self.name)
+        read_into(self._fd, self._start, data, progress)
+        self._unmap()
+        self._view = data
+
+    def prefetch(self, offset: int, nbytes: int) -> None:
+        """Ask the system to read a range ahead of use; a hint, without effect where there is none."""
+        if self._map is None or not hasattr(mmap, "MADV_WILLNEED"):
+            return
+        begin = (self._start + offset) // mmap.PAGESIZE * mmap.PAGESIZE
+        end = min(self._start + offset + nbytes, self.identity.size)
+        if end > begin:
+            self._map.madvise(mmap.MADV_WILLNEED, begin, end - begin)
+
+    def _bytes_on_disk(self) -> int:
+        blocks = getattr(os.fstat(self._fd), "st_blocks", None)
+        return self.nbytes if blocks is None else min(self.nbytes, int(blocks) * 512)
+
+    def _unmap(self) -> None:
+        self._view = None
+        self._lease = None
+        try:
+            if self._map is not None:
+                self._map.close()
+        except BufferError:
+            pass  # views are alive: the last one to go takes the mapping with it
+        self._map = None
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self._unmap()
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
+
+
+def arena(nbytes: int, touched: int | None = None, name: str | None = None) -> memoryview:
+    """Return zeroed writable memory, aligned to and backed by huge pages where the system has them.
+
+    Parameters
+    ----------
+    nbytes : int
+        Size in bytes.
+    touched : int, optional
+        How many of them will be written to; more than is available is refused
+        up front, because the system would kill the process instead.
+    name : str, optional
+        The file it is for, for the message.
+    """
+    need = nbytes if touched is None else touched
+    if need > HUGE_PAGE and need > (available := _available_memory()):
+        raise OSError(
+            errno.ENOMEM,
+            f"reading needs {need} bytes of memory and {available} are available; open it with mmap=True",
+            name,
+        )
+    if os.name != "posix":
+        return memoryview(bytearray(nbytes))
+    if nbytes < HUGE_PAGE:
+        return memoryview(mmap.mmap(-1, max(nbytes, 1)))[:nbytes]
+    block = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            block.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            pass  # a kernel without transparent huge pages: small ones do, at some cost
+    skip = -_core.address(block) % HUGE_PAGE
+    return memoryview(block)[skip : skip + nbytes]
+
+
+def _available_memory() -> int:
+    try:
+        with open("/proc/meminfo", "rb") as f:
+            for line in f:
+                if line.startswith(b"MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 1 << 62
+
+
+def read_into(fd: int, start: int, out: memoryview, progress: Progress | None = None) -> None:
+    """Fill `out` from the file at `start`, with as many threads as there are cores."""
+    spans = [(at, min(READ_PIECE, end - at)) for begin, end in _data_spans(fd, start, len(out))
+             for at in range(begin, end, READ_PIECE)]  # fmt: skip
+    total = sum(n for _, n in spans)
+    done = 0
+    lock = threading.Lock()
+
+    def read(span: tuple[int, int]) -> None:
+        nonlocal done
+        at, n = span
+        _pread_full(fd, start + at, out[at : at + n])
+        if progress is not None:
+            with lock:
+                done += n
+                progress(done, total)
+
+    if len(spans) <= 1:
+        for span in spans:
+            read(span)
+        return
+    with ThreadPoolExecutor(min(MAX_READERS, os.cpu_count() or 1, len(spans))) as pool:
+        for _ in pool.map(read, spans):
+            pass
+
+
+def _data_spans(fd: int, start: int, nbytes: int) -> Iterator[tuple[int, int]]:
+    """Yield the runs of ``[0, nbytes)`` that are not holes of a sparse file."""
+    if not hasattr(os, "SEEK_DATA"):
+        yield 0, nbytes
+        return
+    at, end = start, start + nbytes
+    while at < end:
+        try:
+            at = os.lseek(fd, at, os.SEEK_DATA)
+            hole = os.lseek(fd, at, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return  # a hole up to the end
+            yield at - start, nbytes  # the filesystem does not know: read all that is left
+            return
+        if at < end:
+            yield at - start, min(hole, end) - start
+        at = hole
+
+
+def _pread_full(fd: int, offset: int, out: memoryview) -> None:
+    done = 0
+    while done < len(out):
+        n = _pread(fd, offset + done, out[done:])
+        if n == 0:
+            raise TruncatedError(f"the file ends {len(out) - done} bytes too early", offset=offset + done)
+        done += n
+
+
+if hasattr(os, "preadv"):
+
+    def _pread(fd: int, offset: int, out: memoryview) -> int:
+        return os.preadv(fd, [out], offset)
+
+else:
+    _seek_lock = threading.Lock()
+
+    def _pread(fd: int, offset: int, out: memoryview) -> int:
+        with _seek_lock:
+            os.lseek(fd, offset, os.SEEK_SET)
+            data = os.read(fd, len(out))
+        out[: len(data)] = data
+        return len(data)
+
+
+def open_storage(source: object, *, writable: bool = False) -> tuple[Storage, str | None, str]:
+    """Open whatever a user may call a path.
+
+    Parameters
+    ----------
+    source : str, os.PathLike, buffer or seekable binary file object
+        A file object counts from its current position on.
+    writable : bool
+        Whether arrays over the storage may be written to.
+
+    Returns
+    -------
+    storage : Storage
+    path : str or None
+        The path, if there is one to open again.
+    name : str
+        What to call it in messages.
+
+    Raises
+    ------
+    OSError
+        From the system, with errno and file name.
+    UnsupportedError
+        Not a regular file (FIFO, device, socket), a file object that can't
+        seek, or a remote address.
+    """
+    if isinstance(source, str | os.PathLike):
+        return _open_path(os.fspath(source), writable)
+    if hasattr(source, "read") and hasattr(source, "seek"):
+        return _open_file_object(source, writable)  # type: ignore[arg-type]
+    try:
+        data = memoryview(source).cast("B")  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(
+            "expected a path (str, os.PathLike), a buffer or a seekable binary file object, "
+            f"found {type(source).__name__}"
+        ) from None
+    return _in_memory(data, writable), None, f"<{type(source).__name__} of {data.nbytes} bytes>"
+
+
+def _in_memory(data: memoryview, writable: bool) -> MemoryStorage:
+    """The caller's bytes as they are, unless arrays over them must be writable and they are not to change."""
+    if not writable:
+        return MemoryStorage(data)
+    copy = arena(data.nbytes)
+    copy[:] = data
+    return MemoryStorage(copy, writable=True)
+
+
+def _open_path(path: str | bytes, writable: bool) -> tuple[Storage, str, str]:
+    name = os.fsdecode(path)
+    if "://" in name:
+        raise UnsupportedError(f"remote address {name[:80]!r}: this version opens local files only", path=name)
+    # Non-blocking, so that a FIFO without a writer can be recognised instead of waited for.
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    fd = os.open(path, flags)
+    try:
+        _require_regular(fd, name)
+    except BaseException:
+        os.close(fd)
+        raise
+    return FileStorage(fd, name, writable=writable), name, name
+
+
+def _require_regular(fd: int, name: str) -> None:
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "expected a checkpoint file, found a folder of no known layout", name)
+    kinds = ((stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a character device"))
+    kind = next((word for test, word in kinds if test(mode)), "a device")
+    raise UnsupportedError(f"expected a regular file, found {kind}", path=name)
+
+
+def _open_file_object(f: BinaryIO, writable: bool) -> tuple[Storage, None, str]:
+    name = f"<file object {getattr(f, 'name', type(f).__name__)}>"
+    try:
+        start = f.tell()
+        fd = f.fileno() if _is_raw_file(f) else -1
+        regular = fd >= 0 and stat.S_ISREG(os.fstat(fd).st_mode)
+    except (OSError, AttributeError, ValueError):
+        start, regular = -1, False
+    if regular:
+        if hasattr(f, "flush") and f.writable():
+            f.flush()
+        return FileStorage(os.dup(fd), name, start=start, writable=writable), None, name
+    if start < 0:
+        raise UnsupportedError(f"expected a seekable binary file object, found {type(f).__name__}", path=name)
+    data = f.read()
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise UnsupportedError(
+            f"expected a binary file object, but read() returned {type(data).__name__}; open it with mode 'rb'",
+            path=name,
+        )
+    return _in_memory(memoryview(data), writable), None, name
+
+
+def _is_raw_file(f: object) -> bool:
+    """Whether the object's bytes are those of its descriptor (a GzipFile has one, too)."""
+    import io
+
+    return isinstance(f, io.FileIO | io.BufferedReader | io.BufferedRandom) and isinstance(
+        getattr(f, "raw", f), io.FileIO
+    )

@@ -1,0 +1,65 @@
+"""Small values that torch checkpoints hold besides tensors, as inert data.
+
+None of them needs torch; each is written back to a ``.pt`` as what it was.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Device", "Opaque", "Size", "TorchDType"]
+
+
+class Size(tuple[int, ...]):
+    """A ``torch.Size``: the shape of something, as a tuple of int."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"Size({list(self)})"
+
+
+class Device(NamedTuple):
+    """A ``torch.device``."""
+
+    type: str
+    index: int | None = None
+
+
+class TorchDType(str):
+    """A ``torch.dtype`` by name, e.g. ``"bfloat16"``."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"TorchDType({str(self)!r})"
+
+
+class Opaque:
+    """An object of a class that is not allowed, kept as inert data: nothing of it was run.
+
+    Attributes
+    ----------
+    module, name : str
+        What the pickle calls its class or function.
+    args : tuple or None
+        The arguments it would have been called with; None if it is the class
+        or function itself.
+    state : object
+        What its state would have been set to; None if nothing.
+    items : list
+        What would have been appended to it (values) or set in it (key and value pairs).
+    """
+
+    __slots__ = ("args", "items", "module", "name", "state")
+
+    def __init__(self, module: str, name: str, args: tuple[object, ...] | None = None) -> None:
+        self.module = module
+        self.name = name
+        self.args = args
+        self.state: object = None
+        self.items: list[object] = []
+
+    def __repr__(self) -> str:
+        shown = f"{self.module}.{self.name}".encode("unicode_escape").decode("ascii")[:80]
+        return f"<Opaque {shown}>"
