@@ -2,18 +2,18 @@
  *
  * CRC-32: what is computed, three ways to do it, and the choice among them.
  *
- * What. Read the bytes of a message as one long polynomial M(x) over GF(2), where adding is XOR: the
- * low bit of the first byte is the highest coefficient. The remainder of M is M x^32 mod P. The
+ * What. Read the bytes of a message as one long polynomial M(x) over GF(2), where adding is XOR:
+ * the low bit of the first byte is the highest coefficient. The remainder of M is M x^32 mod P. The
  * checksum is that, with the first 32 bits of M inverted before and the 32 bits of the result
  * inverted after. A 32-bit remainder is held "reflected" as well, its highest coefficient in bit 0;
  * so multiplying by x is a shift to the right, and if a 1 falls out, P is subtracted.
  *
  * Two facts carry everything below. Division is linear: the remainder of a sum is the sum of the
  * remainders, so a message may be cut up and the parts be dealt with apart. And a remainder c that
- * stands before n more bytes counts as c x^8n: adding c to the next 32 bits of the message, in front
- * of which only zeros are left, has the same effect.
+ * stands before n more bytes counts as c x^8n: adding c to the next 32 bits of the message, in
+ * front of which only zeros are left, has the same effect.
  *
- * 1. By table. Of eight bytes, each is followed by 7, 6, ... 0 others. What it adds to the remainder
+ * 1. By table. Of eight bytes, each is followed by 7, 6, ... 0 others. What it adds to the result
  *    depends on its value and on that number only: eight tables of 256. Portable.
  *
  * 2. By folding. Take a 128-bit block H x^64 + L, with n bits more up to the next place where it is

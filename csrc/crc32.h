@@ -23,12 +23,13 @@ uint32_t tio_crc32(uint32_t crc, const uint8_t *buf, size_t len);
 uint32_t tio_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t len_b);
 
 /* The ranked table, portable first, faster ones behind it; open to tests,
- * which run every row for which tio_crc32_variant_usable() holds. */
+ * which run every row for which tio_crc32_variant_usable() holds. A row is
+ * 0 ... count - 1; row 0 is usable everywhere. */
 typedef uint32_t (*tio_crc32_fn)(uint32_t crc, const uint8_t *buf, size_t len);
 
 int tio_crc32_variant_count(void);
-const char *tio_crc32_variant_name(int row); /* e.g. "portable", "pclmul", "vpclmul512", "armv8" */
-int tio_crc32_variant_usable(int row);       /* does this CPU have it? */
+const char *tio_crc32_variant_name(int row); /* e.g. "portable", "vpclmul512", "pmull" */
+int tio_crc32_variant_usable(int row);       /* does this CPU have it? Some microseconds */
 tio_crc32_fn tio_crc32_variant(int row);
 const char *tio_crc32_chosen(void);          /* the row that tio_crc32 uses now */
 

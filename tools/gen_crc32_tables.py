@@ -141,7 +141,7 @@ def render() -> str:
         f"static const uint32_t tio_crc32_slice[{SLICES}][256] = {{",
     ]
     for table in slice_tables():
-        out += ["    {", c_array(table, 8, 8, " " * 8), "    },"]
+        out += ["    {", c_array(table, 8, 8, " " * 4), "    },"]
     out += [
         "};",
         "",

@@ -32,6 +32,9 @@ cdef array.array _Q = _array.array("q")
 
 tio_crc32_init()
 
+ZIP_ALIGN = TIO_ZIP_ALIGN
+ZIP_ALIGN_MAX = TIO_ZIP_ALIGN_MAX
+
 # C status -> exception: the one table.
 cdef dict _CLASSES = {
     TIO_TRUNCATED: _errors.TruncatedError,

@@ -8,13 +8,12 @@ I/O, so that ``b"".join(plan.pieces())`` is the file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    Buffer = bytes | bytearray | memoryview
-    Source = "Buffer | Callable[[], Iterator[Buffer]]"
+__all__ = ["PIECE", "Buffer", "FlatPlan", "Plan", "Record", "Source", "pieces_of"]
 
-__all__ = ["PIECE", "FlatPlan", "Plan", "Record", "pieces_of"]
+Buffer = bytes | bytearray | memoryview
+Source = Buffer | Callable[[], Iterator[Buffer]]
 
 # Bytes checksummed and then written at a time: fits the second-level cache of
 # current CPUs (1-2 MiB), and is large enough that a write(2) per piece is free.

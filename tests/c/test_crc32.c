@@ -70,8 +70,9 @@ static void check_all(uint32_t seed, const uint8_t *buf, size_t len, uint32_t wa
 {
     for (int i = 0; i < row_count; i++) {
         if (!CHECK(tio_crc32_variant(rows[i])(seed, buf, len) == want))
-            printf("  %s: seed %08x, len %lu, address %% 64 = %u\n", tio_crc32_variant_name(rows[i]),
-                   (unsigned)seed, (unsigned long)len, (unsigned)((uintptr_t)buf % 64));
+            printf("  %s: seed %08x, len %lu, address %% 64 = %u\n",
+                   tio_crc32_variant_name(rows[i]), (unsigned)seed, (unsigned long)len,
+                   (unsigned)((uintptr_t)buf % 64));
     }
 }
 
@@ -147,7 +148,7 @@ static void test_larger_lengths(void)
     check_all(0, big + 1, BIG - 1, reference(0, big + 1, BIG - 1));
 }
 
-/* One value at a time set: an error in one multiplier must not hide behind another. */
+/* One bit at a time set: an error in one multiplier must not hide behind another. */
 static void test_sparse_bytes(void)
 {
     static uint8_t buf[FLIPS];
@@ -169,7 +170,8 @@ static void test_split_buffers(void)
             uint32_t crc = 0;
             for (size_t pos = 0; pos < len;) {
                 const size_t left = len - pos;
-                const size_t piece = 1 + random_below(random32() % 4 != 0 && left > 100 ? 100 : left);
+                const size_t most = random32() % 4 != 0 && left > 100 ? 100 : left;
+                const size_t piece = 1 + random_below(most);
                 crc = tio_crc32_variant(rows[k])(crc, buf + pos, piece);
                 pos += piece;
             }

@@ -18,7 +18,7 @@ from tensorio.plan import PIECE
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["c_order", "is_tensor", "item_of", "items_of"]
+__all__ = ["as_numpy", "c_order", "is_foreign_tensor", "is_tensor", "item_of", "items_of"]
 
 
 def is_tensor(obj: object) -> bool:
@@ -28,7 +28,12 @@ def is_tensor(obj: object) -> bool:
         return True
     if torch is not None and isinstance(obj, torch.Tensor):
         return True
-    return hasattr(obj, "__dlpack__")
+    return is_foreign_tensor(obj)
+
+
+def is_foreign_tensor(obj: object) -> bool:
+    """Tell whether an object of some other array library is written as a tensor."""
+    return hasattr(type(obj), "__dlpack__")
 
 
 def items_of(obj: object, keep: list[object]) -> Iterator[Item]:
@@ -103,11 +108,12 @@ def item_of(name: str, tensor: Any, keep: list[object]) -> Item:
         return _torch_item(name, tensor, keep)
     import numpy as np
 
-    array = tensor if isinstance(tensor, np.ndarray) else _as_numpy(tensor)
+    array = tensor if isinstance(tensor, np.ndarray) else as_numpy(tensor)
     return _numpy_item(name, array, keep)
 
 
-def _as_numpy(obj: Any) -> np.ndarray[Any, Any]:
+def as_numpy(obj: Any) -> np.ndarray[Any, Any]:
+    """Return the array of an object of some other array library; copies: no, if that library can avoid it."""
     import numpy as np
 
     return np.asarray(obj) if hasattr(obj, "__array__") else np.from_dlpack(obj)

@@ -16,19 +16,23 @@ of their time.
 
 from __future__ import annotations
 
+import os
+import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tensorio import _core
 from tensorio.dtypes import DTYPES
-from tensorio.errors import HeaderError, LimitError, UnsupportedError, error_context, escaped
+from tensorio.errors import HeaderError, UnsupportedError, error_context, escaped
 from tensorio.formats._base import Opened, OpenOptions, SaveOptions, StoredRecord
 from tensorio.formats._zip import Archive, ZipPlan
-from tensorio.storage import LazyStorage, MemoryStorage
+from tensorio.plan import Record
+from tensorio.storage import LazyStorage
 from tensorio.tensors import ROW, Table
 
 if TYPE_CHECKING:
+    from tensorio.plan import Source
     from tensorio.storage import Storage
 
 NAME = "torch_zip"
@@ -36,6 +40,8 @@ SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 
 LOCAL_HEADER = b"PK\x03\x04"
 PICKLE = "data.pkl"
+SERIALIZATION_ID = ".data/serialization_id"
+ID_DIGITS = 40
 VERSIONS = range(1, 11)  # what torch's reader takes
 # Nodes visited to name the tensors, per byte of the pickle: a node costs at least one byte, and sharing is rare.
 NODES_PER_BYTE = 4
@@ -233,4 +239,92 @@ def load(storage: Storage, options: OpenOptions) -> object:
     return _filled(_Layout(storage, options), storage, None)
 
 
-SERIALIZATION_ID = ".data/serialization_id"
+
+def plan(obj: object, options: SaveOptions) -> ZipPlan:
+    """Lay out what ``torch.save`` would write for `obj`."""
+    from tensorio import _pickler
+
+    data, pieces, keep = _pickler.dumps(obj, compact=options.compact)
+    return _archive(data, [(p.key, p.nbytes, _memory(*p.source[1:])) for p in pieces], keep, options)
+
+
+def plan_tree(
+    tree: object,
+    leaf: Callable[[Any], tuple[Any, ...]],
+    source: Callable[[int, int, int], Source],
+    options: SaveOptions,
+) -> ZipPlan:
+    """Lay out a tree whose tensors are extents of other storages.
+
+    Parameters
+    ----------
+    leaf : callable
+        See `tensorio._pickler.Pickler`.
+    source : callable
+        ``source(storage, offset, nbytes)`` returns the bytes of an extent.
+    """
+    from tensorio import _pickler
+
+    data, pieces, keep = _pickler.dumps(tree, leaf)
+    return _archive(data, [(p.key, p.nbytes, source(*p.source)) for p in pieces], keep, options)
+
+
+def _memory(address: int, nbytes: int) -> memoryview | bytes:
+    from tensorio import _arrays
+
+    return _arrays.memory(address, nbytes) if nbytes else b""
+
+
+def _archive(
+    data: bytes, storages: list[tuple[str, int, Source]], keep: list[object], options: SaveOptions
+) -> ZipPlan:
+    if options.metadata:
+        raise UnsupportedError("a torch file has no place for metadata=; put it into the object that is saved")
+    align = _core.ZIP_ALIGN if options.align is None else options.align
+    if not 1 <= align <= _core.ZIP_ALIGN_MAX:
+        raise ValueError(f"expected align from 1 to {_core.ZIP_ALIGN_MAX} bytes, found {align}")
+    prefix = prefix_for(options.name)
+    order = sys.byteorder.encode()
+    head = [(PICKLE, data), (".format_version", b"1"), (".storage_alignment", b"%d" % align), ("byteorder", order)]
+    records = [Record(f"{prefix}/{name}", len(text), text) for name, text in head]
+    records += [Record(f"{prefix}/data/{key}", nbytes, source) for key, nbytes, source in storages]
+    records.append(Record(f"{prefix}/version", 2, b"3\n"))
+    records.append(Record(f"{prefix}/{SERIALIZATION_ID}", ID_DIGITS, b""))
+    names = [r.name[len(prefix) + 1 :] for r in records[:-1]]
+    return ZipPlan(records, align, keep, last=lambda crcs: serialization_id(names, crcs))
+
+
+def prefix_for(name: str | None) -> str:
+    """Return the folder that torch names an archive's records after: the stem of an ASCII file name.
+
+    Raises
+    ------
+    ValueError
+        A file name without a stem, which torch refuses, too.
+    """
+    if name is None or not name.isascii():
+        return "archive"
+    last = name.replace("\\", "/").rpartition("/")[2] if os.name == "nt" else name.rpartition("/")[2]
+    stem = last.rpartition(".")[0] if "." in last else last
+    if not stem:
+        raise ValueError(f"invalid file name {name!r}: expected something in front of the last dot")
+    return stem
+
+
+def serialization_id(names: list[str], crcs: list[tuple[int, int]]) -> bytes:
+    """Return 40 digits that depend on the names and bytes of the records, and on nothing else.
+
+    torch folds hashes in an order that its C++ library happens to have; these
+    are in file order, with CRC-32 as the hash of a name. Readers only log it.
+    """
+    by_name = _fold(_core.crc32(name.encode()) for name in names)
+    by_bytes = _fold(crc for size, crc in crcs if size)
+    return b"%020d%020d" % (by_name, by_bytes)
+
+
+def _fold(values: Iterable[int]) -> int:
+    state = 0
+    for value in values:
+        state ^= (value + 0x9E3779B9 + (state << 6) + (state >> 2)) & 0xFFFFFFFFFFFFFFFF
+        state &= 0xFFFFFFFFFFFFFFFF
+    return state

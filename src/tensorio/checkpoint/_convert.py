@@ -1,0 +1,154 @@
+"""Write a checkpoint again in another format: extents of the source become records of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tensorio.dtypes import BY_NAME
+from tensorio.errors import TensorMismatchError, UnsupportedError, error_context, escaped
+from tensorio.formats._base import Item, SaveOptions
+from tensorio.formats._items import c_order
+from tensorio.storage import LazyStorage
+from tensorio.tensors import CONJ, NEG, c_strides
+from tensorio.tree import is_leaf, leaves
+
+if TYPE_CHECKING:
+    from tensorio.checkpoint._checkpoint import Checkpoint
+    from tensorio.formats._base import Format
+    from tensorio.plan import Plan, Source
+    from tensorio.storage import Storage
+    from tensorio.tensors import TensorInfo
+
+    Rename = Callable[[str], str] | Mapping[str, str]
+
+__all__ = ["convert_checkpoint"]
+
+
+def convert_checkpoint(
+    checkpoint: Checkpoint, target: Format, name: str | None, rename: Rename | None
+) -> tuple[Plan, list[str]]:
+    """Plan the target file.
+
+    Returns
+    -------
+    plan : Plan
+        Its sources are extents of the checkpoint, which must stay open until it is written.
+    dropped : list of str
+        Names of values that the target has no room for.
+    """
+    names = _renamed(list(checkpoint), rename)
+    flat = not hasattr(target, "plan_tree")
+    if flat:
+        options = SaveOptions(metadata=checkpoint._opened.metadata, name=name)
+        items = [_item(checkpoint, fqn, names[fqn]) for fqn in checkpoint]
+        return target.plan_items(items, options, [checkpoint]), _others(checkpoint)
+    options = SaveOptions(name=name)
+    plan = _plan_tree(checkpoint, target, names, rename is not None, options)
+    dropped = [f"__metadata__.{key}" for key in checkpoint.metadata]
+    if rename is not None:
+        dropped += _others(checkpoint)
+    return plan, dropped
+
+
+def _renamed(fqns: list[str], rename: Rename | None) -> dict[str, str]:
+    if rename is None:
+        return {fqn: fqn for fqn in fqns}
+    new = {fqn: rename.get(fqn, fqn) if isinstance(rename, Mapping) else rename(fqn) for fqn in fqns}
+    if len(set(new.values())) != len(new):
+        taken = next(n for n in new.values() if list(new.values()).count(n) > 1)
+        raise TensorMismatchError(f"rename= gives two tensors the name {escaped(taken)}")
+    return new
+
+
+def _others(checkpoint: Checkpoint) -> list[str]:
+    """Names of everything in the tree that is not a tensor."""
+    opened = checkpoint._opened
+    if opened.flat:
+        return []
+    return [".".join(map(str, path)) for path, leaf in leaves(opened.tree, opened.budget) if not is_leaf(leaf)]
+
+
+# ------------------------------------------------------------------- flat targets
+
+
+def _item(checkpoint: Checkpoint, fqn: str, name: str) -> Item:
+    """A tensor as contiguous bytes: an extent as it is, or a strided view gathered a piece at a time."""
+    info = checkpoint.infos[fqn]
+    return Item(name, info.dtype, info.shape, info.nbytes, _source(checkpoint, info))
+
+
+def _source(checkpoint: Checkpoint, info: TensorInfo) -> Source:
+    if len(info.chunks) != 1:
+        raise UnsupportedError("converting a tensor of several chunks is not available in this version", record=info.fqn)
+    if info.contiguous and not info.flags & (CONJ | NEG):
+        return _extent(checkpoint._storage(info.chunks[0].extent.storage), info.chunks[0].extent.offset, info.nbytes)
+    return partial(_gathered, checkpoint, info)
+
+
+def _extent(storage: Storage, offset: int, nbytes: int) -> Source:
+    """Bytes of a storage; those that must be made first are made when their turn comes, and let go behind it."""
+    if isinstance(storage, LazyStorage):
+        return partial(_made, storage, offset, nbytes)
+    return storage.view()[offset : offset + nbytes]
+
+
+def _made(storage: LazyStorage, offset: int, nbytes: int) -> Iterator[memoryview]:
+    yield storage.view()[offset : offset + nbytes]
+    storage.close()
+
+
+def _gathered(checkpoint: Checkpoint, info: TensorInfo) -> Iterator[memoryview]:
+    """Elements of a strided view in C order; conjugation and negation are done a piece at a time, too."""
+    from tensorio._rebuild import lazy_bits
+
+    plain = checkpoint._array(info._replace(flags=0))
+    conj, neg = bool(info.flags & CONJ), bool(info.flags & NEG)
+    yield from c_order(plain, partial(lazy_bits, conj=conj, neg=neg) if conj or neg else None)
+
+
+# ------------------------------------------------------------------- tree targets
+
+
+def _plan_tree(
+    checkpoint: Checkpoint, target: Any, names: dict[str, str], renamed: bool, options: SaveOptions
+) -> Plan:
+    opened = checkpoint._opened
+    table = checkpoint._table
+    tree = opened.tree
+    if opened.flat or renamed:
+        tree = {new: Leaf(table.index[fqn]) for fqn, new in names.items()}
+
+    def leaf(obj: Any) -> tuple[Any, ...]:
+        info = table.info(obj.row, "")
+        extent = info.chunks[0].extent
+        dtype = BY_NAME[info.dtype]
+        if dtype.packed:
+            dtype, info = _unpacked(info)
+        strides = info.chunks[0].strides
+        return dtype.code, extent.storage, extent.offset, extent.nbytes, info.shape, strides, info.flags
+
+    def source(space: int, lo: int, nbytes: int) -> Source:
+        return _extent(checkpoint._storage(space), lo, nbytes)
+
+    with error_context(path=checkpoint._name):
+        return target.plan_tree(tree, leaf, source, options)  # type: ignore[no-any-return]
+
+
+class Leaf:
+    """Stands for a row of the table, as the pickle machine's leaves do."""
+
+    __slots__ = ("row",)
+
+    def __init__(self, row: int) -> None:
+        self.row = row
+
+
+def _unpacked(info: TensorInfo) -> tuple[Any, TensorInfo]:
+    """A tensor of two 4-bit numbers per byte, in torch's own terms."""
+    if info.dtype != "float4_e2m1fn" or not info.shape or info.shape[-1] % 2:
+        raise UnsupportedError(f"torch files have no dtype for {info.dtype} of shape {info.shape}")
+    shape = (*info.shape[:-1], info.shape[-1] // 2)
+    chunk = info.chunks[0]._replace(shape=shape, strides=c_strides(shape, 1))
+    return BY_NAME["float4_e2m1fn_x2"], info._replace(shape=shape, chunks=(chunk,))
