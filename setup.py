@@ -53,6 +53,7 @@ setup(
         [
             extension("_core", CSRC),
             extension("_arrays", []),
+            extension("_source", []),
             extension("_unpickler", []),
             extension("_pickler", []),
         ],

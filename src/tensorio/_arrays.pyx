@@ -17,7 +17,7 @@ cimport numpy as cnp
 
 from tensorio._csrc cimport tio_mul, tio_row
 
-from tensorio.dtypes import DTYPES, numpy_dtypes, of_numpy
+from tensorio.dtypes import DTYPES, numpy_dtypes
 from tensorio.errors import HeaderError, LimitError
 
 cnp.import_array()
@@ -184,46 +184,6 @@ def views(rows, dims, list leases not None):
                        base + row.dims + row.rank, row.offset, row.nbytes)
         row += 1
     return out
-
-
-cdef extern from "Python.h":
-    object PyMemoryView_FromMemory(char *mem, Py_ssize_t size, int flags)
-    enum: PyBUF_READ
-
-
-def memory(size_t address, Py_ssize_t nbytes):
-    """Return a read-only view of memory that the caller keeps alive."""
-    return PyMemoryView_FromMemory(<char *> address, nbytes, PyBUF_READ)
-
-
-def describe(cnp.ndarray a not None):
-    """Return (dtype code, C-contiguous, shape, nbytes, memory) of an array.
-
-    The code is -1 for a type that `tensorio.dtypes` does not have in native
-    byte order; `memory` is a read-only view of the first `nbytes` bytes, the
-    elements if the array is C-contiguous, valid while the array lives.
-    """
-    cdef int code = dtype_code(a)
-    return (code, cnp.PyArray_IS_C_CONTIGUOUS(a), tuple([a.shape[i] for i in range(a.ndim)]), cnp.PyArray_NBYTES(a),
-            PyMemoryView_FromMemory(<char *> cnp.PyArray_DATA(a), cnp.PyArray_NBYTES(a), PyBUF_READ))
-
-
-cdef dict _codes = {}  # type number -> code, or -1; user types (ml_dtypes) have numbers of their own
-
-
-cpdef int dtype_code(cnp.ndarray a) except -2:
-    """The code of an array's element type, -1 if there is none or the bytes are foreign."""
-    cdef object descr
-    cdef object code = _codes.get(cnp.PyArray_TYPE(a))
-    if code is None:
-        descr = a.dtype
-        row = of_numpy(descr)
-        code = -1 if row is None else row.code
-        if not descr.hasobject and descr.fields is None and descr.kind not in "SUMm":
-            _codes[cnp.PyArray_TYPE(a)] = code
-    if code >= 0 and not cnp.PyArray_ISNOTSWAPPED(a):
-        return -1
-    return code
 
 
 cdef object _EMPTY = __import__("array").array("q", [0])

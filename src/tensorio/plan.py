@@ -7,10 +7,13 @@ I/O, so that ``b"".join(plan.pieces())`` is the file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
-__all__ = ["PIECE", "Buffer", "FlatPlan", "Plan", "Record", "Source", "pieces_of"]
+from tensorio import _core
+
+__all__ = ["PIECE", "SMALL", "Buffer", "FlatPlan", "Payloads", "Plan", "Source", "pieces_of"]
 
 Buffer = bytes | bytearray | memoryview
 Source = Buffer | Callable[[], Iterator[Buffer]]
@@ -18,25 +21,65 @@ Source = Buffer | Callable[[], Iterator[Buffer]]
 # Bytes checksummed and then written at a time: fits the second-level cache of
 # current CPUs (1-2 MiB), and is large enough that a write(2) per piece is free.
 PIECE = 512 << 10
+# Payloads up to this many bytes are joined with their neighbours: a copy is cheaper than a call.
+SMALL = PIECE // 8
 
 
-class Record(NamedTuple):
-    """One payload of a plan.
+class Payloads:
+    """The payloads of a plan, as columns.
 
     Attributes
     ----------
-    name : str
-        In the container's spelling.
-    nbytes : int
-        Size in bytes.
-    source : buffer or callable
-        The bytes, or a function that yields them in order; called when their
+    sizes : array of int64
+        In bytes.
+    addresses : array of int64
+        Of payloads that lie in memory, which `keep` holds; 0 for the others.
+    makers : dict of int to callable
+        For the others, by number: yields the bytes in order. Called when their
         turn comes, so that what must be made is made one at a time.
+    keep : list
+        Objects whose memory the addresses point into.
     """
 
-    name: str
-    nbytes: int
-    source: Source
+    __slots__ = ("addresses", "keep", "makers", "sizes")
+
+    def __init__(self) -> None:
+        self.sizes = array("q")
+        self.addresses = array("q")
+        self.makers: dict[int, Callable[[], Iterator[Buffer]]] = {}
+        self.keep: list[object] = []
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def add_memory(self, address: int, nbytes: int) -> None:
+        """Append a payload that lies in memory."""
+        self.addresses.append(address)
+        self.sizes.append(nbytes)
+
+    def add(self, source: Source, nbytes: int) -> None:
+        """Append a payload: a buffer, or a function that yields its bytes."""
+        if callable(source):
+            self.makers[len(self.sizes)] = source
+            self.add_memory(0, nbytes)
+        else:
+            self.keep.append(source)
+            self.add_memory(_core.address(source) if nbytes else 0, nbytes)
+
+    def select(self, order: list[int]) -> Payloads:
+        """Return the payloads in another order."""
+        out = Payloads()
+        out.sizes = array("q", [self.sizes[i] for i in order])
+        out.addresses = array("q", [self.addresses[i] for i in order])
+        if self.makers:
+            out.makers = {new: self.makers[i] for new, i in enumerate(order) if i in self.makers}
+        out.keep = self.keep
+        return out
+
+    def pieces(self, i: int) -> Iterator[Buffer]:
+        """Yield one payload in pieces of at most `PIECE` bytes."""
+        maker = self.makers.get(i)
+        yield from pieces_of(_core.memory(self.addresses[i], self.sizes[i]) if maker is None else maker, self.sizes[i])
 
 
 class Plan(Protocol):
@@ -46,14 +89,11 @@ class Plan(Protocol):
     ----------
     nbytes : int
         Size of the file in bytes.
-    keep : list
-        Objects whose memory the sources point into.
     """
 
     @property
     def nbytes(self) -> int: ...
-    @property
-    def keep(self) -> list[object]: ...
+
     def pieces(self) -> Iterator[Buffer]:
         """Yield the bytes of the file, in order."""
         ...
@@ -62,44 +102,32 @@ class Plan(Protocol):
 class FlatPlan:
     """A header, then payloads back to back."""
 
-    def __init__(self, head: bytes, records: Sequence[Record], keep: list[object]) -> None:
+    def __init__(self, head: bytes, payloads: Payloads) -> None:
         self.head = head
-        self.records = records
-        self.keep = keep
-        self.nbytes = len(head) + sum(r.nbytes for r in records)
+        self.payloads = payloads
+        self.nbytes = len(head) + sum(payloads.sizes)
 
     def pieces(self) -> Iterator[Buffer]:
         """Yield the header and the payloads; small neighbours are joined."""
-        waiting: list[Buffer] = [self.head]
-        size = len(self.head)
-        for record in self.records:
-            if record.nbytes <= PIECE // 8:
-                waiting.extend(pieces_of(record))
-                size += record.nbytes
-                if size < PIECE:
-                    continue
-                yield b"".join(waiting)
-                waiting, size = [], 0
+        yield self.head
+        payloads, i = self.payloads, 0
+        while i < len(payloads):
+            joined, after = _core.gather(payloads.addresses, payloads.sizes, i, PIECE, SMALL)
+            if after > i:
+                yield joined
+                i = after
                 continue
-            if waiting:
-                yield b"".join(waiting)
-                waiting, size = [], 0
-            yield from pieces_of(record)
-        if waiting:
-            yield b"".join(waiting)
+            yield from payloads.pieces(i)
+            i += 1
 
 
-def pieces_of(record: Record) -> Iterator[Buffer]:
-    """Yield a record's bytes in pieces of at most `PIECE`, and check that they are as many as planned."""
+def pieces_of(source: Source, nbytes: int) -> Iterator[Buffer]:
+    """Yield a source's bytes in pieces of at most `PIECE`, and check that they are as many as planned."""
     total = 0
-    for buffer in record.source() if callable(record.source) else (record.source,):
-        flat = buffer if isinstance(buffer, bytes) else memoryview(buffer).cast("B")
-        total += len(flat)
-        if len(flat) <= PIECE:
-            yield flat
-            continue
-        view = memoryview(flat)
+    for buffer in source() if callable(source) else (source,):
+        view = memoryview(buffer).cast("B")
+        total += len(view)
         for at in range(0, len(view), PIECE):
             yield view[at : at + PIECE]
-    if total != record.nbytes:
-        raise ValueError(f"record {record.name!r} has {total} bytes, planned were {record.nbytes}")
+    if total != nbytes:
+        raise ValueError(f"a payload has {total} bytes, planned were {nbytes}")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from tensorio.dtypes import BY_NAME
 from tensorio.errors import TensorMismatchError, UnsupportedError, error_context, escaped
-from tensorio.formats._base import Item, SaveOptions
-from tensorio.formats._items import c_order
+from tensorio.formats._base import SaveOptions
+from tensorio.formats._items import Items, c_order
 from tensorio.storage import LazyStorage
 from tensorio.tensors import CONJ, NEG, c_strides
 from tensorio.tree import is_leaf, leaves
@@ -42,8 +42,7 @@ def convert_checkpoint(
     flat = not hasattr(target, "plan_tree")
     if flat:
         options = SaveOptions(metadata=checkpoint._opened.metadata, name=name)
-        items = [_item(checkpoint, fqn, names[fqn]) for fqn in checkpoint]
-        return target.plan_items(items, options, [checkpoint]), _others(checkpoint)
+        return target.plan_items(_items(checkpoint, names), options), _others(checkpoint)  # type: ignore[attr-defined]
     options = SaveOptions(name=name)
     plan = _plan_tree(checkpoint, target, names, rename is not None, options)
     dropped = [f"__metadata__.{key}" for key in checkpoint.metadata]
@@ -73,10 +72,13 @@ def _others(checkpoint: Checkpoint) -> list[str]:
 # ------------------------------------------------------------------- flat targets
 
 
-def _item(checkpoint: Checkpoint, fqn: str, name: str) -> Item:
-    """A tensor as contiguous bytes: an extent as it is, or a strided view gathered a piece at a time."""
-    info = checkpoint.infos[fqn]
-    return Item(name, info.dtype, info.shape, info.nbytes, _source(checkpoint, info))
+def _items(checkpoint: Checkpoint, names: dict[str, str]) -> Items:
+    """The tensors as contiguous bytes: extents as they are, or strided views gathered a piece at a time."""
+    items = Items()
+    for fqn, name in names.items():
+        info = checkpoint.infos[fqn]
+        items.add(name, info.dtype, info.shape).add(_source(checkpoint, info), info.nbytes)
+    return items
 
 
 def _source(checkpoint: Checkpoint, info: TensorInfo) -> Source:

@@ -16,7 +16,7 @@ from tensorio.tensors import Table
 if TYPE_CHECKING:
     from tensorio.plan import Plan
 
-__all__ = ["Format", "Item", "OpenOptions", "Opened", "SaveOptions", "StoredRecord"]
+__all__ = ["Format", "OpenOptions", "Opened", "SaveOptions", "StoredRecord"]
 
 
 class StoredRecord(NamedTuple):
@@ -89,28 +89,6 @@ class Opened:
     budget: int = 0
     records: Callable[[], Iterator[StoredRecord]] = field(default=lambda: iter(()))
     fill: Callable[[set[int] | None], Any] | None = None
-
-
-class Item(NamedTuple):
-    """A tensor to be written, by name, wherever its bytes are now.
-
-    Attributes
-    ----------
-    name : str
-    dtype : str
-        Canonical name.
-    shape : tuple of int
-        Logical shape.
-    nbytes : int
-    source : buffer or callable
-        The elements in C order; see `tensorio.plan.Record`.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-    source: Any
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from tensorio.dtypes import BY_NAME, DTYPES
 from tensorio.errors import TensorMismatchError, UnsupportedError, escaped
-from tensorio.formats._base import Item
-from tensorio.plan import PIECE
+from tensorio.plan import PIECE, Payloads
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["as_numpy", "c_order", "is_foreign_tensor", "is_tensor", "item_of", "items_of"]
+__all__ = ["Items", "as_numpy", "c_order", "is_foreign_tensor", "is_tensor", "items_of"]
 
 
 def is_tensor(obj: object) -> bool:
@@ -36,15 +35,43 @@ def is_foreign_tensor(obj: object) -> bool:
     return hasattr(type(obj), "__dlpack__")
 
 
-def items_of(obj: object, keep: list[object]) -> Iterator[Item]:
-    """Yield the tensors of a mapping, nested ones under dotted names.
+class Items:
+    """Tensors to be written, by name, wherever their bytes are now; as columns.
+
+    Attributes
+    ----------
+    names : list of str
+    dtypes : list of str
+        Canonical names.
+    shapes : list of tuple of int
+        Logical shapes.
+    payloads : Payloads
+        The elements of each in C order.
+    """
+
+    __slots__ = ("dtypes", "names", "payloads", "shapes")
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.dtypes: list[str] = []
+        self.shapes: list[tuple[int, ...]] = []
+        self.payloads = Payloads()
+
+    def add(self, name: str, dtype: str, shape: tuple[int, ...]) -> Payloads:
+        """Append a tensor; its payload is to be added to what this returns."""
+        self.names.append(name)
+        self.dtypes.append(dtype)
+        self.shapes.append(shape)
+        return self.payloads
+
+
+def items_of(obj: object) -> Items:
+    """Return the tensors of a mapping, nested ones under dotted names.
 
     Parameters
     ----------
     obj : mapping
         Names to tensors, or to further mappings or sequences.
-    keep : list
-        Receives the objects whose memory the items point into.
 
     Raises
     ------
@@ -54,20 +81,25 @@ def items_of(obj: object, keep: list[object]) -> Iterator[Item]:
     if not isinstance(obj, Mapping):
         raise TensorMismatchError(f"expected a mapping of names to tensors, found {type(obj).__name__}")
     others: list[str] = []
-    seen: set[str] = set()
+    items = Items()
     for name, leaf in _leaves(obj):
-        if not is_tensor(leaf):
+        if is_tensor(leaf):
+            _add(items, name, leaf)
+        else:
             others.append(f"{escaped(name)} ({type(leaf).__name__})")
-            continue
-        if name in seen:
-            raise TensorMismatchError(f"two tensors have the name {escaped(name)}")
-        seen.add(name)
-        yield item_of(name, leaf, keep)
     if others:
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         raise TensorMismatchError(
             f"this format holds tensors only; found {', '.join(others[:5])}{more}; drop them or save as .pt"
         )
+    if len(set(items.names)) != len(items.names):
+        raise TensorMismatchError(f"two tensors have the name {escaped(_twice(items.names))}")
+    return items
+
+
+def _twice(names: list[str]) -> str:
+    seen: set[str] = set()
+    return next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
 
 
 def _leaves(root: Mapping[Any, object]) -> Iterator[tuple[str, object]]:
@@ -101,15 +133,15 @@ def _children(obj: object) -> Iterator[tuple[Any, object]] | None:
     return None
 
 
-def item_of(name: str, tensor: Any, keep: list[object]) -> Item:
-    """Describe one tensor; its bytes stay where they are if they are in C order, else they are copied when written."""
+def _add(items: Items, name: str, tensor: Any) -> None:
+    """Append one tensor; its bytes stay where they are if they are in C order, else they are copied when written."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
-        return _torch_item(name, tensor, keep)
+        _add_torch(items, name, tensor)
+        return
     import numpy as np
 
-    array = tensor if isinstance(tensor, np.ndarray) else as_numpy(tensor)
-    return _numpy_item(name, array, keep)
+    _add_numpy(items, name, tensor if isinstance(tensor, np.ndarray) else as_numpy(tensor))
 
 
 def as_numpy(obj: Any) -> np.ndarray[Any, Any]:
@@ -119,18 +151,21 @@ def as_numpy(obj: Any) -> np.ndarray[Any, Any]:
     return np.asarray(obj) if hasattr(obj, "__array__") else np.from_dlpack(obj)
 
 
-def _numpy_item(name: str, array: np.ndarray[Any, Any], keep: list[object]) -> Item:
-    from tensorio import _arrays
+def _add_numpy(items: Items, name: str, array: np.ndarray[Any, Any]) -> None:
+    from tensorio import _source
 
-    code, contiguous, shape, nbytes, memory = _arrays.describe(array)
+    code, shape, nbytes, address, in_order = _source.describe_array(array)
     if code < 0:
-        if array.dtype.isnative is False:
-            native = array.astype(array.dtype.newbyteorder("="))
-            return _numpy_item(name, native, keep)
-        raise UnsupportedError(f"NumPy dtype {array.dtype} is not a tensor's", record=name)
-    keep.append(array)
-    source = memory if contiguous else (lambda: c_order(array))
-    return Item(name, DTYPES[code].name, shape, nbytes, source)
+        if array.dtype.isnative:
+            raise UnsupportedError(f"NumPy dtype {array.dtype} is not a tensor's", record=name)
+        _add_numpy(items, name, array.astype(array.dtype.newbyteorder("=")))
+        return
+    payloads = items.add(name, DTYPES[code].name, shape)
+    if in_order:
+        payloads.keep.append(array)
+        payloads.add_memory(address, nbytes)
+    else:
+        payloads.add(lambda: c_order(array), nbytes)
 
 
 def c_order(array: np.ndarray[Any, Any], finish: Callable[[Any], Any] | None = None) -> Iterator[memoryview]:
@@ -153,26 +188,26 @@ def c_order(array: np.ndarray[Any, Any], finish: Callable[[Any], Any] | None = N
         yield from c_order(array[start] if step == 0 else array[start : start + step], finish)
 
 
-def _torch_item(name: str, tensor: Any, keep: list[object]) -> Item:
-    from tensorio import _arrays
+def _add_torch(items: Items, name: str, tensor: Any) -> None:
+    from tensorio import _source
 
+    described = _source.describe_torch(tensor)
+    if described is None or not described[4]:
+        tensor = _plain_torch(name, tensor)
+        described = _source.describe_torch(tensor)
+    code, shape, nbytes, address, _ = described
+    payloads = items.add(name, DTYPES[code].name, shape)
+    payloads.keep.append(tensor)
+    payloads.add_memory(address, nbytes)
+
+
+def _plain_torch(name: str, tensor: Any) -> Any:
+    """Return a contiguous CPU tensor of the same values, or say why there is none."""
     if str(tensor.layout) != "torch.strided" or tensor.is_quantized or tensor.is_nested:
         raise UnsupportedError(f"a torch tensor of layout {tensor.layout} is not one array; save as .pt", record=name)
     if tensor.device.type == "meta":
         raise UnsupportedError("a meta tensor has no data to save", record=name)
-    dtype = str(tensor.dtype).partition(".")[2]
-    if dtype not in BY_NAME:
-        raise UnsupportedError(f"torch dtype {dtype} is not known here", record=name)
-    plain = tensor.detach()
-    if plain.device.type != "cpu":
-        plain = plain.cpu()
+    if str(tensor.dtype).partition(".")[2] not in BY_NAME:
+        raise UnsupportedError(f"torch dtype {tensor.dtype} is not known here", record=name)
     # Lazy conjugates and negatives are views of other bytes than their values.
-    if plain.is_conj():
-        plain = plain.resolve_conj()
-    if plain.is_neg():
-        plain = plain.resolve_neg()
-    if not plain.is_contiguous():
-        plain = plain.contiguous()
-    keep.append(plain)
-    nbytes = plain.nbytes
-    return Item(name, dtype, tuple(plain.shape), nbytes, _arrays.memory(plain.data_ptr(), nbytes) if nbytes else b"")
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from tensorio import _core
 from tensorio.errors import ChecksumError, HeaderError, LimitError
 from tensorio.formats._base import StoredRecord
-from tensorio.plan import PIECE, Record, pieces_of
+from tensorio.plan import PIECE, SMALL
 from tensorio.storage import arena
 
 if TYPE_CHECKING:
     from array import array
 
-    from tensorio.plan import Buffer
+    from tensorio.plan import Buffer, Payloads
     from tensorio.storage import Storage
 
 __all__ = ["Archive", "ZipPlan"]
 
 # Payloads up to this size share a page with their local header, as a rule, and that page is read anyway: their
 # checksum costs nothing but the arithmetic, so that it is always checked.
-SMALL = 4096
+CHECKED_ON_OPEN = 4096
 
 # What one deflated record may unpack to: deflate itself reaches 1032:1 (zlib's own figure); a tensor's record of
 # more than this many bytes per stored byte is a bomb.
@@ -31,7 +31,7 @@ MAX_INFLATED = 1 << 36  # bytes
 
 
 class Archive:
-    """The records of one archive, checked; no payload over `SMALL` bytes was touched.
+    """The records of one archive, checked; no payload over `CHECKED_ON_OPEN` bytes was touched.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class Archive:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.rows, self.directory_offset, self.end = _core.zip_read(storage.view())
-        bad = _core.zip_check_small(storage.view(), self.rows, SMALL)
+        bad = _core.zip_check_small(storage.view(), self.rows, CHECKED_ON_OPEN)
         if bad is not None:
             self.fail_checksum(*bad)
 
@@ -130,63 +130,68 @@ class ZipPlan:
 
     Parameters
     ----------
-    records : sequence of Record
-        With full names.
+    head, tail : list of (str, bytes)
+        Full name and payload of the records before and behind the numbered ones.
+    folder : str
+        What the names of the numbered records begin with.
+    payloads : Payloads
+        Of the records ``folder0``, ``folder1``, ...
     align : int
         Payloads start at multiples of this, in bytes.
     last : callable, optional
-        Makes the payload of the last record from (size, CRC) of all before it.
+        Makes the payload of the last record (of the size planned) from the CRCs
+        of all before it that are not empty.
     """
 
     def __init__(
         self,
-        records: Sequence[Record],
+        head: list[tuple[str, bytes]],
+        folder: str,
+        payloads: Payloads,
+        tail: list[tuple[str, bytes]],
         align: int,
-        keep: list[object],
-        last: Callable[[list[tuple[int, int]]], bytes] | None = None,
+        last: Callable[[list[int]], bytes] | None = None,
     ) -> None:
-        self.records = records
-        self.keep = keep
+        self.payloads = payloads
+        self._head = head
+        self._tail = tail
         self._last = last
-        self._names = [r.name.encode() for r in records]
-        self._placed, self._directory = _core.zip_place(self._names, [r.nbytes for r in records], align)
-        self.nbytes = self._directory + _core.zip_tail_size(self._placed, len(records))
+        sized = [[(name.encode(), len(data)) for name, data in records] for records in (head, tail)]
+        self._placed, self._names, self._directory = _core.zip_place(
+            sized[0], folder.encode(), payloads.sizes, sized[1], align
+        )
+        self.nbytes = self._directory + _core.zip_tail_size(self._placed)
 
     def data_offset(self, record: int) -> int:
         """Return where a record's payload starts, in bytes."""
         return _core.zip_placed(self._placed, record)[1]
 
     def pieces(self) -> Iterator[Buffer]:
-        """Yield the archive; small neighbours are packed together, CRCs are computed just before the bytes go out."""
-        payloads: list[Buffer | None] = [None] * len(self.records)
-        first = size = 0
-        for i, record in enumerate(self.records):
-            if i == len(self.records) - 1 and self._last is not None:
-                yield from self._pack(payloads, first, i)
-                payloads[i] = self._last(_core.zip_crcs(self._placed, i))
-                first = i
-            elif record.nbytes > PIECE // 8:
-                yield from self._pack(payloads, first, i)
-                yield from self._large(i, record)
-                first, size = i + 1, 0
-            else:
-                payloads[i] = b"".join(pieces_of(record)) if callable(record.source) else record.source
-                size += record.nbytes + 128
-                if size >= PIECE:
-                    yield from self._pack(payloads, first, i + 1)
-                    first, size = i + 1, 0
-        yield from self._pack(payloads, first, len(self.records))
+        """Yield the archive; CRCs are computed just before the bytes go out, while they are in the cache."""
+        for i, (_, data) in enumerate(self._head):
+            yield _core.zip_pack(self._placed, self._names, i, data)
+        yield from self._numbered(len(self._head))
+        first = len(self._head) + len(self.payloads)
+        for i, (_, data) in enumerate(self._tail, first):
+            if self._last is not None and i == first + len(self._tail) - 1:
+                data = self._last(_core.zip_crcs(self._placed, i))
+            yield _core.zip_pack(self._placed, self._names, i, data)
         yield _core.zip_tail(self._placed, self._names, self._directory)
 
-    def _pack(self, payloads: list[Buffer | None], first: int, last: int) -> Iterator[Buffer]:
-        if first < last:
-            yield _core.zip_pack(self._placed, self._names, payloads, first, last)
-            payloads[first:last] = [None] * (last - first)
-
-    def _large(self, i: int, record: Record) -> Iterator[Buffer]:
-        yield _core.zip_local(self._placed, i, self._names[i])
-        crc = 0
-        for piece in pieces_of(record):
-            crc = _core.crc32(piece, crc)
-            yield piece
-        yield _core.zip_descriptor(self._placed, i, crc)
+    def _numbered(self, start: int) -> Iterator[Buffer]:
+        payloads, i = self.payloads, 0
+        while i < len(payloads):
+            joined, after = _core.zip_gather(
+                self._placed, self._names, start, payloads.addresses, payloads.sizes, i, PIECE, SMALL
+            )
+            if after > i:
+                yield joined
+                i = after
+                continue
+            yield _core.zip_local(self._placed, self._names, start + i)
+            crc = 0
+            for piece in payloads.pieces(i):
+                crc = _core.crc32(piece, crc)
+                yield piece
+            yield _core.zip_descriptor(self._placed, start + i, crc)
+            i += 1

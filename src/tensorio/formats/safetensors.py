@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from tensorio import _core
 from tensorio.dtypes import BY_NAME
 from tensorio.errors import HeaderError, TensorMismatchError, UnsupportedError, escaped
-from tensorio.formats._base import Item, Opened, OpenOptions, SaveOptions, StoredRecord
-from tensorio.formats._items import items_of
-from tensorio.plan import FlatPlan, Record
+from tensorio.formats._base import Opened, OpenOptions, SaveOptions, StoredRecord
+from tensorio.formats._items import Items, items_of
+from tensorio.plan import FlatPlan
 from tensorio.tensors import Table
 
 if TYPE_CHECKING:
@@ -114,34 +114,31 @@ def _require_reference_layout(header: bytes, table: Table, pairs: list[tuple[str
     """Refuse a header that the reference would have written in other bytes."""
     infos = [table.info(i) for i in range(len(table))]
     infos.sort(key=lambda t: t.chunks[0].extent.offset)  # stable: empty tensors stay in header order
-    want = _header([(t.fqn, t.dtype, t.shape, t.nbytes) for t in infos], pairs)
+    want = _core.st_header(
+        [t.fqn for t in infos], [_RANK[t.dtype] for t in infos], [t.shape for t in infos], [t.nbytes for t in infos], pairs
+    )
     ordered = sorted(infos, key=lambda t: (_RANK[t.dtype], t.fqn.encode()))
     if header != want or [t.fqn for t in infos] != [t.fqn for t in ordered]:
         at = next((i for i, (a, b) in enumerate(zip(header, want, strict=False)) if a != b), min(len(header), len(want)))
         raise HeaderError("strict: expected the header exactly as the reference writes it, found other bytes", offset=at)
 
 
-def _header(tensors: list[tuple[str, str, tuple[int, ...], int]], pairs: list[tuple[str, str]] | None,
-            extra: int = 0) -> bytes:  # fmt: skip
-    names, dtypes, shapes, sizes = (list(column) for column in zip(*tensors, strict=True)) if tensors else ([],) * 4
-    return _core.st_header(names, [_RANK[d] for d in dtypes], shapes, sizes, pairs, extra)
-
-
 def plan(obj: object, options: SaveOptions) -> FlatPlan:
     """Lay out a mapping of names to tensors, as the reference orders them: by dtype, widest first, then by name."""
-    keep: list[object] = []
-    return plan_items(items_of(obj, keep), options, keep)
+    return plan_items(items_of(obj), options)
 
 
-def plan_items(items: Iterable[Item], options: SaveOptions, keep: list[object]) -> FlatPlan:
+def plan_items(items: Items, options: SaveOptions) -> FlatPlan:
     """Lay out tensors wherever their bytes are now."""
-    ordered = sorted((_logical(item) for item in items), key=lambda t: (_RANK[t.dtype], t.name.encode()))
-    pairs = _pairs(options.metadata)
-    tensors = [(t.name, t.dtype, t.shape, t.nbytes) for t in ordered]
-    header = _header(tensors, pairs, 0)
+    ranks = _logical(items)
+    order = sorted(range(len(ranks)), key=lambda i: (ranks[i], items.names[i]))  # str sorts as its UTF-8 does
+    payloads = items.payloads.select(order)
+    names, shapes = [items.names[i] for i in order], [items.shapes[i] for i in order]
+    header = (names, [ranks[i] for i in order], shapes, payloads.sizes.tolist(), _pairs(options.metadata))
+    head = _core.st_header(*header)
     if options.align is not None:
-        header = _header(tensors, pairs, _padding(len(header), options.align))
-    return FlatPlan(header, [Record(t.name, t.nbytes, t.source) for t in ordered], keep)
+        head = _core.st_header(*header, _padding(len(head), options.align))
+    return FlatPlan(head, payloads)
 
 
 def _pairs(metadata: Mapping[str, str] | None) -> list[tuple[str, str]] | None:
@@ -160,16 +157,24 @@ def _padding(length: int, align: int) -> int:
     return -length % align
 
 
-def _logical(item: Item) -> Item:
-    """Check that the format can hold a tensor, and turn torch's two-per-byte shape into the logical one."""
-    if item.name == METADATA_KEY:
+def _logical(items: Items) -> list[int]:
+    """Check that the format can hold the tensors; their dtypes as ranks in the writer's order.
+
+    torch's shape of two 4-bit numbers per byte is made the logical one.
+    """
+    if METADATA_KEY in items.names:
         raise TensorMismatchError(f"a tensor can't be called {escaped(METADATA_KEY)} in a safetensors file")
-    if item.dtype == "float4_e2m1fn_x2":
-        if not item.shape:
-            raise UnsupportedError("a 0-dim tensor of two 4-bit numbers has no shape in safetensors", record=item.name)
-        return item._replace(dtype="float4_e2m1fn", shape=(*item.shape[:-1], item.shape[-1] * 2))
-    if item.dtype not in _RANK:
-        raise UnsupportedError(
-            f"safetensors has no dtype for {item.dtype}; convert the tensor or save to another format", record=item.name
-        )
-    return item
+    ranks = []
+    for i, dtype in enumerate(items.dtypes):
+        if dtype == "float4_e2m1fn_x2":
+            if not items.shapes[i]:
+                raise UnsupportedError("a 0-dim tensor of two 4-bit numbers has no shape here", record=items.names[i])
+            *outer, last = items.shapes[i]
+            items.shapes[i], dtype = (*outer, 2 * last), "float4_e2m1fn"
+        rank = _RANK.get(dtype)
+        if rank is None:
+            raise UnsupportedError(
+                f"safetensors has no dtype for {dtype}; convert the tensor or save as .pt", record=items.names[i]
+            )
+        ranks.append(rank)
+    return ranks

@@ -27,7 +27,7 @@ from tensorio.dtypes import DTYPES
 from tensorio.errors import HeaderError, UnsupportedError, error_context, escaped
 from tensorio.formats._base import Opened, OpenOptions, SaveOptions, StoredRecord
 from tensorio.formats._zip import Archive, ZipPlan
-from tensorio.plan import Record
+from tensorio.plan import Payloads
 from tensorio.storage import LazyStorage
 from tensorio.tensors import ROW, Table
 
@@ -42,6 +42,8 @@ LOCAL_HEADER = b"PK\x03\x04"
 PICKLE = "data.pkl"
 SERIALIZATION_ID = ".data/serialization_id"
 ID_DIGITS = 40
+HEAD = (PICKLE, ".format_version", ".storage_alignment", "byteorder")  # before the storages, as 2.13 orders them
+TAIL = ("version", SERIALIZATION_ID)  # behind them
 VERSIONS = range(1, 11)  # what torch's reader takes
 # Nodes visited to name the tensors, per byte of the pickle: a node costs at least one byte, and sharing is rare.
 NODES_PER_BYTE = 4
@@ -121,23 +123,21 @@ class _Layout:
     def _require_reference_layout(self) -> None:
         """Refuse an archive that torch 2.13 would have laid out otherwise."""
         align = self._text(".storage_alignment") or "64"
+        if not align.isdecimal() or not 1 <= int(align) <= _core.ZIP_ALIGN_MAX:
+            raise HeaderError(f"strict: expected a .storage_alignment of 1 to {_core.ZIP_ALIGN_MAX}")
         records = self.archive.records()
-        names = [r.name.encode() for r in records]
-        keys = [f"data/{i}" for i, record in enumerate(self.numbers) if record >= 0]
-        want = [PICKLE, ".format_version", ".storage_alignment", "byteorder", *keys, "version", SERIALIZATION_ID]
-        if [r.name for r in records] != [f"{self.prefix}/{name}" for name in want]:
-            raise HeaderError("strict: expected the records of torch.save 2.13 in its order, found others")
-        if not align.isdecimal() or not 1 <= int(align) <= 32768:
-            raise HeaderError("strict: expected a .storage_alignment of 1 to 32768")
-        placed, directory = _core.zip_place(names, [r.size for r in records], int(align))
+        sizes = array("q", [r.size for r in records[len(HEAD) : -len(TAIL)]])
+        head, tail = ([(f"{self.prefix}/{n}".encode(), r.size) for n, r in zip(names, part, strict=False)]
+                      for names, part in ((HEAD, records), (TAIL, records[-len(TAIL) :])))  # fmt: skip
+        placed, blob, directory = _core.zip_place(head, f"{self.prefix}/data/".encode(), sizes, tail, int(align))
         view = self.storage.view()
         for i, r in enumerate(records):
             crc = _core.zip_record(self.archive.rows, i)[3]
             start, data, end = _core.zip_placed(placed, i)
-            tail = _core.zip_descriptor(placed, i, crc)
-            if view[start:data] != _core.zip_local(placed, i, names[i]) or view[data + r.size : end] != tail:
-                raise HeaderError("strict: expected the headers of torch.save 2.13", record=r.name, offset=start)
-        if view[directory:] != _core.zip_tail(placed, names, directory):
+            behind = _core.zip_descriptor(placed, i, crc)
+            if view[start:data] != _core.zip_local(placed, blob, i) or view[data + r.size : end] != behind:
+                raise HeaderError("strict: expected the records of torch.save 2.13", record=r.name, offset=start)
+        if view[directory:] != _core.zip_tail(placed, blob, directory):
             raise HeaderError("strict: expected the central directory of torch.save 2.13", offset=directory)
 
     # ------------------------------------------------------------- contents
@@ -244,8 +244,9 @@ def plan(obj: object, options: SaveOptions) -> ZipPlan:
     """Lay out what ``torch.save`` would write for `obj`."""
     from tensorio import _pickler
 
-    data, pieces, keep = _pickler.dumps(obj, compact=options.compact)
-    return _archive(data, [(p.key, p.nbytes, _memory(*p.source[1:])) for p in pieces], keep, options)
+    payloads = Payloads()
+    data, _, payloads.addresses, payloads.sizes, payloads.keep = _pickler.dumps(obj, compact=options.compact)
+    return _archive(data, payloads, options)
 
 
 def plan_tree(
@@ -265,33 +266,24 @@ def plan_tree(
     """
     from tensorio import _pickler
 
-    data, pieces, keep = _pickler.dumps(tree, leaf)
-    return _archive(data, [(p.key, p.nbytes, source(*p.source)) for p in pieces], keep, options)
+    data, spaces, offsets, sizes, _ = _pickler.dumps(tree, leaf)
+    payloads = Payloads()
+    for space, offset, nbytes in zip(spaces, offsets, sizes, strict=True):
+        payloads.add(source(space, offset, nbytes), nbytes)
+    return _archive(data, payloads, options)
 
 
-def _memory(address: int, nbytes: int) -> memoryview | bytes:
-    from tensorio import _arrays
-
-    return _arrays.memory(address, nbytes) if nbytes else b""
-
-
-def _archive(
-    data: bytes, storages: list[tuple[str, int, Source]], keep: list[object], options: SaveOptions
-) -> ZipPlan:
+def _archive(data: bytes, payloads: Payloads, options: SaveOptions) -> ZipPlan:
     if options.metadata:
         raise UnsupportedError("a torch file has no place for metadata=; put it into the object that is saved")
     align = _core.ZIP_ALIGN if options.align is None else options.align
     if not 1 <= align <= _core.ZIP_ALIGN_MAX:
         raise ValueError(f"expected align from 1 to {_core.ZIP_ALIGN_MAX} bytes, found {align}")
     prefix = prefix_for(options.name)
-    order = sys.byteorder.encode()
-    head = [(PICKLE, data), (".format_version", b"1"), (".storage_alignment", b"%d" % align), ("byteorder", order)]
-    records = [Record(f"{prefix}/{name}", len(text), text) for name, text in head]
-    records += [Record(f"{prefix}/data/{key}", nbytes, source) for key, nbytes, source in storages]
-    records.append(Record(f"{prefix}/version", 2, b"3\n"))
-    records.append(Record(f"{prefix}/{SERIALIZATION_ID}", ID_DIGITS, b""))
-    names = [r.name[len(prefix) + 1 :] for r in records[:-1]]
-    return ZipPlan(records, align, keep, last=lambda crcs: serialization_id(names, crcs))
+    texts = (data, b"1", b"%d" % align, sys.byteorder.encode())
+    head = [(f"{prefix}/{name}", text) for name, text in zip(HEAD, texts, strict=True)]
+    tail = [(f"{prefix}/{name}", text) for name, text in zip(TAIL, (b"3\n", bytes(ID_DIGITS)), strict=True)]
+    return ZipPlan(head, f"{prefix}/data/", payloads, tail, align, last=lambda crcs: serialization_id(data, crcs))
 
 
 def prefix_for(name: str | None) -> str:
@@ -311,15 +303,15 @@ def prefix_for(name: str | None) -> str:
     return stem
 
 
-def serialization_id(names: list[str], crcs: list[tuple[int, int]]) -> bytes:
-    """Return 40 digits that depend on the names and bytes of the records, and on nothing else.
+def serialization_id(data: bytes, crcs: list[int]) -> bytes:
+    """Return 40 digits that depend on the bytes of the records, and on nothing else.
 
-    torch folds hashes in an order that its C++ library happens to have; these
-    are in file order, with CRC-32 as the hash of a name. Readers only log it.
+    torch hashes the records' names in an order that its C++ library happens to
+    have; here, the first half is over the pickle, whose bytes name the records.
+    The second half is torch's: its fold of the records' CRCs. Readers only log
+    the id.
     """
-    by_name = _fold(_core.crc32(name.encode()) for name in names)
-    by_bytes = _fold(crc for size, crc in crcs if size)
-    return b"%020d%020d" % (by_name, by_bytes)
+    return b"%020d%020d" % (_fold([_core.crc32(data), len(data)]), _fold(crcs))
 
 
 def _fold(values: Iterable[int]) -> int:

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user's tensors are: element type, shape, strides, and where the bytes lie.
+
+For NumPy arrays and plain torch tensors; torch is not needed to compile or
+import this, its attributes are asked for by name.
+"""
+from libc.stdint cimport int64_t, uintptr_t
+
+cimport numpy as cnp
+
+from tensorio.dtypes import BY_NAME, DTYPES, of_numpy
+
+cnp.import_array()
+
+cdef int[64] _itemsize
+for _d in DTYPES:
+    _itemsize[_d.code] = _d.itemsize
+
+cdef dict _array_codes = {}  # NumPy type number -> code, or -1; user types (ml_dtypes) have numbers of their own
+cdef dict _torch_codes = {}  # torch.dtype -> code, or -1
+
+
+cdef int _array_code(cnp.ndarray a) except -2:
+    cdef object code = _array_codes.get(cnp.PyArray_TYPE(a))
+    if code is None:
+        descr = a.dtype
+        row = of_numpy(descr)
+        code = -1 if row is None else row.code
+        if descr.kind not in "OSUVMm" or row is not None:
+            if descr.fields is None:
+                _array_codes[cnp.PyArray_TYPE(a)] = code
+    return -1 if not cnp.PyArray_ISNOTSWAPPED(a) else <int> code
+
+
+cdef int of_array(object array, Tensor *t) except -1:
+    """Describe a NumPy array."""
+    cdef cnp.ndarray a = <cnp.ndarray> array
+    cdef int i
+    t.dtype = _array_code(a)
+    t.rank = a.ndim
+    t.flags = 0
+    t.address = <int64_t> <uintptr_t> cnp.PyArray_DATA(a)
+    t.itemsize = _itemsize[t.dtype] if t.dtype >= 0 else <int> a.itemsize
+    t.numel = cnp.PyArray_SIZE(a)
+    t.reach = t.itemsize if t.itemsize else 1
+    for i in range(t.rank):
+        t.shape[i] = a.shape[i]
+        t.strides[i] = a.strides[i] // t.itemsize if a.strides[i] > 0 and t.itemsize else 0
+        if a.shape[i] > 1 and t.reach >= 0:
+            if a.strides[i] < 0 or a.strides[i] % t.itemsize:
+                t.reach = -1
+            else:
+                t.reach += (a.shape[i] - 1) * a.strides[i]
+    if t.numel == 0:
+        t.reach = 0
+    return 0
+
+
+cdef int of_torch(object tensor, Tensor *t) except -1:
+    """Describe a torch tensor that is one strided view of CPU memory; other kinds get a dtype of -1."""
+    cdef object dtype = tensor.dtype
+    cdef object code = _torch_codes.get(dtype)
+    cdef int i = 0
+    if code is None:
+        row = BY_NAME.get(str(dtype).partition(".")[2])
+        code = _torch_codes[dtype] = -1 if row is None or row.packed else row.code
+    t.dtype = code
+    if t.dtype < 0 or not tensor.is_cpu or tensor.is_quantized or tensor.is_nested or not is_strided(tensor.layout):
+        t.dtype = -1
+        return 0
+    t.itemsize = _itemsize[t.dtype]
+    shape = tensor.shape
+    strides = tensor.stride()
+    t.rank = len(shape)
+    if t.rank > MAX_RANK:
+        t.dtype = -1
+        return 0
+    t.flags = (4 if tensor.is_conj() else 0) | (8 if tensor.is_neg() else 0) | (1 if tensor.requires_grad else 0)
+    t.address = <int64_t> <uintptr_t> (<object> tensor.data_ptr())
+    t.numel = 1
+    t.reach = t.itemsize
+    for i in range(t.rank):
+        t.shape[i] = shape[i]
+        t.strides[i] = strides[i]
+        t.numel *= t.shape[i]
+        t.reach += (t.shape[i] - 1) * t.strides[i] * t.itemsize
+    if t.numel == 0:
+        t.reach = 0
+    return 0
+
+
+cdef dict _strided = {}  # torch.layout -> whether it is torch.strided
+
+
+cdef bint is_strided(object layout) except -1:
+    found = _strided.get(layout)
+    if found is None:
+        found = _strided[layout] = str(layout) == "torch.strided"
+    return found
+
+
+cdef bint is_contiguous(const Tensor *t) noexcept nogil:
+    """Whether the elements lie in C order without gaps."""
+    cdef int64_t step = 1
+    cdef int i
+    if t.numel == 0:
+        return True
+    for i in range(t.rank - 1, -1, -1):
+        if t.shape[i] != 1 and t.strides[i] != step:
+            return False
+        step *= t.shape[i]
+    return t.reach >= 0
+
+
+cdef object _described(const Tensor *t):
+    cdef int i
+    shape = tuple([t.shape[i] for i in range(t.rank)])
+    return t.dtype, shape, t.numel * t.itemsize, t.address, is_contiguous(t) and not t.flags & 12
+
+
+def describe_array(cnp.ndarray array not None):
+    """Return (dtype code, shape, nbytes, address, in C order) of a NumPy array.
+
+    The code is -1 for a type that `tensorio.dtypes` does not have in native
+    byte order.
+    """
+    cdef Tensor t
+    of_array(array, &t)
+    return _described(&t)
+
+
+def describe_torch(tensor):
+    """Return the same of a torch tensor; None if it is not one strided view of CPU memory."""
+    cdef Tensor t
+    of_torch(tensor, &t)
+    return None if t.dtype < 0 else _described(&t)

@@ -1,0 +1,59 @@
+"""``tensorio convert``: the same tensors in another format."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import click
+
+from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
+from tensorio.formats import names
+
+__all__ = ["convert"]
+
+DROPPED_MAX = 20  # names listed of what was dropped
+LABEL_MAX = 30
+
+
+@click.command(short_help="Write a file again in another format.")
+@click.argument("source", metavar="SRC", type=click.Path())
+@click.argument("target", metavar="DST", type=click.Path())
+@click.option("--format", "format_", type=click.Choice(names()), help="Of DST; by its suffix if not given.")
+@click.option("--unknown", type=click.Choice(("error", "opaque")), default="error", show_default=True,
+              help="Pickled objects of classes that are not harmless: refuse the file, or keep them as data.")  # fmt: skip
+def convert(source: str, target: str, format_: str | None, unknown: str) -> None:
+    """Write the tensors of SRC to DST, straight from the mapping: under 64 MiB of memory, whatever the size.
+
+    DST appears whole or not at all. Lists what its format can't hold and what
+    was dropped for that: values that are not tensors.
+    """
+    import tensorio
+    from tensorio import formats
+    from tensorio.cli._progress import bar
+
+    try:
+        chosen = formats.for_target(target, format_)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="DST") from None
+    start = time.perf_counter()
+    with bar(cut_middle(shown(os.path.basename(target)), LABEL_MAX)) as progress:
+        dropped = tensorio.convert(source, target, format=format_, unknown=unknown, progress=progress)
+    console().print(_sheet(target, chosen.NAME, dropped, time.perf_counter() - start))
+
+
+def _sheet(target: str, format_: str, dropped: list[str], seconds: float) -> Sheet:
+    nbytes = os.path.getsize(target)
+    speed = f", {size(nbytes / seconds)}/s" if seconds > 0.05 else ""
+    sheet = Sheet("<<")
+    sheet.add(Cell(shown(target), "bold"), f"{format_}, {size(nbytes)} in {seconds:.2f} s{speed}")
+    if not dropped:
+        sheet.add(Cell("  nothing was dropped", "dim"))
+        return sheet
+    sheet.add(Cell(f"  dropped, since {format_} can't hold {'it' if len(dropped) == 1 else 'them'}: "
+                   f"{some(len(dropped), 'value')}", "yellow"))  # fmt: skip
+    for name in dropped[:DROPPED_MAX]:
+        sheet.add(f"    {shown(name) or '(the object itself)'}")
+    if len(dropped) > DROPPED_MAX:
+        sheet.add(Cell(f"    ... and {len(dropped) - DROPPED_MAX:,} more", "dim"))
+    return sheet
