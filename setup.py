@@ -49,6 +49,7 @@ def extension(name: str, c_sources: list[str]) -> Extension:
 
 
 setup(
+    options={"build_ext": {"parallel": os.cpu_count()}},
     ext_modules=cythonize(
         [
             extension("_core", CSRC),

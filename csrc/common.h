@@ -16,10 +16,10 @@
 #include "status.h"
 
 #if defined(__GNUC__) || defined(__clang__)
-#define TIO_LIKELY(x) __builtin_expect(!!(x), 1)
+#define TIO_LIKELY(x)   __builtin_expect(!!(x), 1)
 #define TIO_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #else
-#define TIO_LIKELY(x) (x)
+#define TIO_LIKELY(x)   (x)
 #define TIO_UNLIKELY(x) (x)
 #endif
 

@@ -31,6 +31,6 @@ int tio_crc32_variant_count(void);
 const char *tio_crc32_variant_name(int row); /* e.g. "portable", "vpclmul512", "pmull" */
 int tio_crc32_variant_usable(int row);       /* does this CPU have it? Some microseconds */
 tio_crc32_fn tio_crc32_variant(int row);
-const char *tio_crc32_chosen(void);          /* the row that tio_crc32 uses now */
+const char *tio_crc32_chosen(void); /* the row that tio_crc32 uses now */
 
 #endif

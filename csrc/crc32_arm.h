@@ -23,10 +23,10 @@
 #include <arm_neon.h>
 
 #if defined(__clang__)
-#define TIO_TARGET_CRC __attribute__((target("crc")))
+#define TIO_TARGET_CRC   __attribute__((target("crc")))
 #define TIO_TARGET_PMULL __attribute__((target("crc,aes")))
 #else
-#define TIO_TARGET_CRC __attribute__((target("+crc")))
+#define TIO_TARGET_CRC   __attribute__((target("+crc")))
 #define TIO_TARGET_PMULL __attribute__((target("+crc+crypto")))
 #endif
 /* Helpers must be inlined, or vectors would pass through memory. */

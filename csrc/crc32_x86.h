@@ -21,9 +21,9 @@
 
 #include <immintrin.h>
 
-#define TIO_TARGET_PCLMUL __attribute__((target("pclmul,sse4.1")))
+#define TIO_TARGET_PCLMUL     __attribute__((target("pclmul,sse4.1")))
 #define TIO_TARGET_VPCLMUL256 __attribute__((target("pclmul,avx2,vpclmulqdq")))
-#define TIO_TARGET_VPCLMUL512 \
+#define TIO_TARGET_VPCLMUL512                                                                      \
     __attribute__((target("pclmul,avx2,avx512f,avx512bw,avx512vl,vpclmulqdq")))
 /* Helpers must be inlined, or vectors would pass through memory. */
 #define TIO_INLINE static inline __attribute__((always_inline))
@@ -133,8 +133,8 @@ TIO_INLINE TIO_TARGET_VPCLMUL256 __m256i tio_fold256(__m256i a, __m256i k, __m25
 
 TIO_INLINE TIO_TARGET_VPCLMUL256 uint32_t tio_reduce256(__m256i a)
 {
-    const __m256i lanes =
-        tio_fold256(a, tio_load256(tio_crc32_fold_lanes + 4), _mm256_setzero_si256());
+    const __m256i lanes = tio_fold256(a, tio_load256(tio_crc32_fold_lanes + 4),
+                                      _mm256_setzero_si256());
     return tio_reduce128(
         _mm_xor_si128(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256(lanes, 1)));
 }
@@ -202,10 +202,9 @@ TIO_INLINE TIO_TARGET_VPCLMUL512 __m512i tio_fold512(__m512i a, __m512i k, __m51
 
 TIO_INLINE TIO_TARGET_VPCLMUL512 uint32_t tio_reduce512(__m512i a)
 {
-    const __m512i lanes =
-        tio_fold512(a, tio_load512(tio_crc32_fold_lanes), _mm512_setzero_si512());
-    const __m256i two =
-        _mm256_xor_si256(_mm512_castsi512_si256(lanes), _mm512_extracti64x4_epi64(lanes, 1));
+    const __m512i lanes = tio_fold512(a, tio_load512(tio_crc32_fold_lanes), _mm512_setzero_si512());
+    const __m256i two = _mm256_xor_si256(_mm512_castsi512_si256(lanes),
+                                         _mm512_extracti64x4_epi64(lanes, 1));
     return tio_reduce128(
         _mm_xor_si128(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1)));
 }

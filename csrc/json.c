@@ -16,11 +16,11 @@
 #include <float.h>
 
 enum {
-    STATE_VALUE = 0,    /* a value: at the start, behind ':' and behind ',' in an array */
-    STATE_FIRST_ITEM,   /* a value or ']' */
-    STATE_FIRST_KEY,    /* a member's name or '}' */
-    STATE_KEY,          /* a member's name: behind ',' in an object */
-    STATE_VALUE_DONE    /* ',', the closing bracket or, at depth 0, the end */
+    STATE_VALUE = 0,  /* a value: at the start, behind ':' and behind ',' in an array */
+    STATE_FIRST_ITEM, /* a value or ']' */
+    STATE_FIRST_KEY,  /* a member's name or '}' */
+    STATE_KEY,        /* a member's name: behind ',' in an object */
+    STATE_VALUE_DONE  /* ',', the closing bracket or, at depth 0, the end */
 };
 
 #define END_OF_TEXT (-1) /* what peek() sees behind the last byte */
@@ -208,14 +208,16 @@ static int scan_escape(tio_json *j, tio_error *err)
 {
     uint64_t start = j->in.pos++;
     switch (peek(&j->in)) {
-    case '"': case '\\': case '/': case 'b': case 'f': case 'n': case 'r': case 't':
-        j->in.pos++;
-        return 0;
-    case 'u':
-        j->in.pos++;
-        return scan_unicode_escape(j, start, err);
-    default:
-        return fail_here(j, "JSON string: unknown escape", err);
+    case '"':
+    case '\\':
+    case '/':
+    case 'b':
+    case 'f':
+    case 'n':
+    case 'r':
+    case 't': j->in.pos++; return 0;
+    case 'u': j->in.pos++; return scan_unicode_escape(j, start, err);
+    default: return fail_here(j, "JSON string: unknown escape", err);
     }
 }
 
@@ -445,18 +447,15 @@ static int scan_value(tio_json *j, tio_json_token *tok, tio_error *err)
     int rc, c = peek(&j->in);
     j->state = STATE_VALUE_DONE;
     switch (c) {
-    case '{': case '[':
-        return open_container(j, (uint8_t)c, tok, err);
+    case '{':
+    case '[': return open_container(j, (uint8_t)c, tok, err);
     case '"':
         tok->type = TIO_JSON_STRING;
         rc = scan_string(j, tok, err);
         return rc < 0 ? rc : 1;
-    case 't':
-        return scan_word(j, "true", TIO_JSON_TRUE, tok, err);
-    case 'f':
-        return scan_word(j, "false", TIO_JSON_FALSE, tok, err);
-    case 'n':
-        return scan_word(j, "null", TIO_JSON_NULL, tok, err);
+    case 't': return scan_word(j, "true", TIO_JSON_TRUE, tok, err);
+    case 'f': return scan_word(j, "false", TIO_JSON_FALSE, tok, err);
+    case 'n': return scan_word(j, "null", TIO_JSON_NULL, tok, err);
     default:
         if (c == '-' || is_digit(c))
             return scan_number(j, tok, err);
@@ -484,8 +483,10 @@ int tio_json_next(tio_json *j, tio_json_token *tok, tio_error *err)
         if (at_closing_bracket(j))
             return close_container(j, tok);
         if (peek(&j->in) != ',')
-            return fail_here(j, in_object(j) ? "JSON object: expected ',' or '}'"
-                                             : "JSON array: expected ',' or ']'", err);
+            return fail_here(j,
+                             in_object(j) ? "JSON object: expected ',' or '}'"
+                                          : "JSON array: expected ',' or ']'",
+                             err);
         j->in.pos++;
         j->state = in_object(j) ? STATE_KEY : STATE_VALUE;
         skip_space(&j->in);

@@ -22,7 +22,7 @@ enum {
     TIO_JSON_OBJECT_END,
     TIO_JSON_ARRAY_BEGIN,
     TIO_JSON_ARRAY_END,
-    TIO_JSON_KEY,    /* a member's name; the ':' behind it is consumed */
+    TIO_JSON_KEY, /* a member's name; the ':' behind it is consumed */
     TIO_JSON_STRING,
     TIO_JSON_NUMBER,
     TIO_JSON_TRUE,
@@ -32,18 +32,18 @@ enum {
 
 typedef struct {
     int type;
-    int escaped;           /* KEY, STRING: text holds at least one backslash */
-    const uint8_t *text;   /* KEY, STRING: the bytes between the quotes; NUMBER: its characters */
+    int escaped;         /* KEY, STRING: text holds at least one backslash */
+    const uint8_t *text; /* KEY, STRING: the bytes between the quotes; NUMBER: its characters */
     uint64_t text_len;
-    uint64_t offset;       /* of the token's first byte, from `base` (see init) */
+    uint64_t offset; /* of the token's first byte, from `base` (see init) */
 } tio_json_token;
 
 typedef struct {
     tio_cursor in;
-    uint64_t base;                       /* added to every offset reported */
-    uint8_t kinds[TIO_JSON_DEPTH + 1];   /* '{' or '[' per open container */
+    uint64_t base;                     /* added to every offset reported */
+    uint8_t kinds[TIO_JSON_DEPTH + 1]; /* '{' or '[' per open container */
     int depth;
-    int state;                           /* private: what may come next */
+    int state; /* private: what may come next */
 } tio_json;
 
 /* `base` is the file offset of buf[0]: all offsets in tokens and errors are

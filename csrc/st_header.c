@@ -109,8 +109,7 @@ static int is_metadata_key(const tio_json_token *tok)
     static const char known[] = "__metadata__";
     word w;
     if (!tok->escaped) /* every tensor's name comes by here */
-        return tok->text_len == sizeof known - 1 &&
-               memcmp(tok->text, known, sizeof known - 1) == 0;
+        return tok->text_len == sizeof known - 1 && memcmp(tok->text, known, sizeof known - 1) == 0;
     read_word(tok, &w);
     return is_word(&w, known, sizeof known - 1);
 }
@@ -129,8 +128,8 @@ static int fail(const tio_json_token *tok, const char *what, tio_error *err)
     return tio_fail(err, TIO_MALFORMED, tok->offset, 0, 0, what);
 }
 
-static int read_u64(tio_st_reader *r, const tio_json_token *tok, uint64_t *value,
-                    const char *what, tio_error *err)
+static int read_u64(tio_st_reader *r, const tio_json_token *tok, uint64_t *value, const char *what,
+                    tio_error *err)
 {
     int rc;
     if (tok->type != TIO_JSON_NUMBER)
@@ -162,8 +161,7 @@ static int read_dtype_object(tio_st_reader *r, tio_json_token *name, tio_error *
     return tok.type == TIO_JSON_OBJECT_END ? 0 : fail(&tok, what, err);
 }
 
-static int read_dtype(tio_st_reader *r, const tio_json_token *tok, tio_st_event *ev,
-                      tio_error *err)
+static int read_dtype(tio_st_reader *r, const tio_json_token *tok, tio_st_event *ev, tio_error *err)
 {
     tio_json_token name = *tok;
     int rc = tok->type == TIO_JSON_OBJECT_BEGIN ? read_dtype_object(r, &name, err) : 0;
@@ -177,8 +175,7 @@ static int read_dtype(tio_st_reader *r, const tio_json_token *tok, tio_st_event 
     return 0;
 }
 
-static int read_shape(tio_st_reader *r, const tio_json_token *tok, tio_st_event *ev,
-                      tio_error *err)
+static int read_shape(tio_st_reader *r, const tio_json_token *tok, tio_st_event *ev, tio_error *err)
 {
     tio_json_token item;
     ev->rank = 0;
@@ -228,7 +225,7 @@ static int read_offsets(tio_st_reader *r, const tio_json_token *tok, tio_st_even
 }
 
 /* The members of an entry, in the order of its array spelling. */
-#define FIELDS 3
+#define FIELDS     3
 #define FIELDS_ALL ((1u << FIELDS) - 1)
 
 static const struct {

@@ -20,43 +20,62 @@
 #include "json.h"
 
 #define TIO_ST_HEADER_MAX 100000000u /* bytes of JSON; the reference's limit, decimal */
-#define TIO_ST_RANK_MAX 64           /* dimensions; NumPy's NPY_MAXDIMS */
+#define TIO_ST_RANK_MAX   64         /* dimensions; NumPy's NPY_MAXDIMS */
 
 /* In the writer's order: descending as the reference sorts (widest first). */
 enum {
-    TIO_ST_U64 = 0, TIO_ST_I64, TIO_ST_F64, TIO_ST_C64, TIO_ST_F32, TIO_ST_U32, TIO_ST_I32,
-    TIO_ST_BF16, TIO_ST_F16, TIO_ST_U16, TIO_ST_I16, TIO_ST_F8_E5M2FNUZ, TIO_ST_F8_E4M3FNUZ,
-    TIO_ST_F8_E8M0, TIO_ST_F8_E4M3, TIO_ST_F8_E5M2, TIO_ST_I8, TIO_ST_U8, TIO_ST_F6_E3M2,
-    TIO_ST_F6_E2M3, TIO_ST_F4, TIO_ST_BOOL, TIO_ST_DTYPES
+    TIO_ST_U64 = 0,
+    TIO_ST_I64,
+    TIO_ST_F64,
+    TIO_ST_C64,
+    TIO_ST_F32,
+    TIO_ST_U32,
+    TIO_ST_I32,
+    TIO_ST_BF16,
+    TIO_ST_F16,
+    TIO_ST_U16,
+    TIO_ST_I16,
+    TIO_ST_F8_E5M2FNUZ,
+    TIO_ST_F8_E4M3FNUZ,
+    TIO_ST_F8_E8M0,
+    TIO_ST_F8_E4M3,
+    TIO_ST_F8_E5M2,
+    TIO_ST_I8,
+    TIO_ST_U8,
+    TIO_ST_F6_E3M2,
+    TIO_ST_F6_E2M3,
+    TIO_ST_F4,
+    TIO_ST_BOOL,
+    TIO_ST_DTYPES
 };
 
-const char *tio_st_dtype_name(int dtype);  /* "F32"; NULL out of range */
-unsigned tio_st_dtype_bits(int dtype);     /* bits per element: 64 .. 4 */
+const char *tio_st_dtype_name(int dtype); /* "F32"; NULL out of range */
+unsigned tio_st_dtype_bits(int dtype);    /* bits per element: 64 .. 4 */
 
 typedef struct {
-    int kind;                  /* one of the TIO_ST_EV_ values */
-    tio_json_token name;       /* TENSOR: its name; META: the key */
-    tio_json_token value;      /* META: the string value */
-    int dtype;                 /* TENSOR */
-    unsigned rank;             /* TENSOR */
+    int kind;             /* one of the TIO_ST_EV_ values */
+    tio_json_token name;  /* TENSOR: its name; META: the key */
+    tio_json_token value; /* META: the string value */
+    int dtype;            /* TENSOR */
+    unsigned rank;        /* TENSOR */
     uint64_t shape[TIO_ST_RANK_MAX];
-    uint64_t begin, end;       /* TENSOR: data_offsets as written, unchecked */
+    uint64_t begin, end; /* TENSOR: data_offsets as written, unchecked */
 } tio_st_event;
 
 enum {
     TIO_ST_EV_TENSOR = 1,
-    TIO_ST_EV_META,        /* one key and value of __metadata__ */
-    TIO_ST_EV_META_NULL,   /* "__metadata__": null */
-    TIO_ST_EV_META_EMPTY   /* "__metadata__": {} */
+    TIO_ST_EV_META,      /* one key and value of __metadata__ */
+    TIO_ST_EV_META_NULL, /* "__metadata__": null */
+    TIO_ST_EV_META_EMPTY /* "__metadata__": {} */
 };
 
 typedef struct {
     tio_json json;
-    uint64_t header_len;   /* N */
-    uint64_t data_offset;  /* 8 + N */
+    uint64_t header_len;  /* N */
+    uint64_t data_offset; /* 8 + N */
     uint64_t file_len;
-    int phase;             /* private */
-    int seen_metadata;     /* private: "__metadata__" may come once */
+    int phase;         /* private */
+    int seen_metadata; /* private: "__metadata__" may come once */
 } tio_st_reader;
 
 /* Check the frame (enough bytes for N, N within the limit, 8 + N <= len) and

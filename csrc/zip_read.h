@@ -25,20 +25,20 @@ typedef struct {
     uint64_t n_records;
     uint64_t directory_offset; /* of the first central directory entry */
     uint64_t directory_size;
-    uint64_t end_offset;       /* of the end record (PK 05 06) */
-    uint64_t archive_end;      /* first byte behind the end record's comment */
-    int zip64;                 /* a zip64 end record was found and used */
+    uint64_t end_offset;  /* of the end record (PK 05 06) */
+    uint64_t archive_end; /* first byte behind the end record's comment */
+    int zip64;            /* a zip64 end record was found and used */
 } tio_zip_archive;
 
 typedef struct {
-    uint64_t header_offset;  /* of the local header */
-    uint64_t data_offset;    /* of the payload */
-    uint64_t compressed;     /* payload bytes in the file */
-    uint64_t size;           /* payload bytes when unpacked */
-    uint64_t name_offset;    /* of the name in the central directory */
-    uint32_t crc32;          /* as the central directory has it; 0 may mean "not computed" */
+    uint64_t header_offset; /* of the local header */
+    uint64_t data_offset;   /* of the payload */
+    uint64_t compressed;    /* payload bytes in the file */
+    uint64_t size;          /* payload bytes when unpacked */
+    uint64_t name_offset;   /* of the name in the central directory */
+    uint32_t crc32;         /* as the central directory has it; 0 may mean "not computed" */
     uint16_t name_len;
-    uint16_t method;         /* 0 stored, 8 deflated; others are refused */
+    uint16_t method; /* 0 stored, 8 deflated; others are refused */
     uint16_t flags;
 } tio_zip_record;
 

@@ -29,12 +29,12 @@
 
 #include "zip_format.h"
 
-#define PADDING_ID 0x4246u /* "FB" */
+#define PADDING_ID   0x4246u /* "FB" */
 #define PADDING_BYTE 'Z'
 
 /* Fixed words of the tail, as torch's zip library writes them. */
 #define END64_MADE_BY 0x031Eu /* unix, APPNOTE 3.0 */
-#define END64_NEEDED 0x002Du  /* 4.5, the first version with zip64 */
+#define END64_NEEDED  0x002Du /* 4.5, the first version with zip64 */
 
 static int is_wide(uint64_t number)
 {
@@ -169,7 +169,7 @@ uint64_t tio_zip_central(const tio_zip_entry *e, const uint8_t *name, uint8_t *o
 {
     uint8_t *p = out;
     int directory = name[e->name_len - 1] == '/'; /* by the name alone, as miniz does */
-    memset(p, 0, ZIP_CENTRAL_SIZE); /* all that is not named below is 0 */
+    memset(p, 0, ZIP_CENTRAL_SIZE);               /* all that is not named below is 0 */
     tio_store32(p, ZIP_CENTRAL_SIGNATURE);
     tio_store16(p + ZIP_CENTRAL_FLAGS, flags_of(e));
     tio_store32(p + ZIP_CENTRAL_CRC32, e->crc32);

@@ -14,17 +14,17 @@
 
 /* Payload alignment torch uses by default, and the largest power of two whose
  * padding always fits the extra field's 16-bit length. */
-#define TIO_ZIP_ALIGN 64u
+#define TIO_ZIP_ALIGN     64u
 #define TIO_ZIP_ALIGN_MAX 32768u
 #define TIO_ZIP_TAIL_SIZE 98u /* zip64 end record 56 + locator 20 + end record 22 */
 
 typedef struct {
-    uint64_t size;           /* in: payload bytes */
-    uint16_t name_len;       /* in: bytes of the name, prefix included */
-    uint32_t crc32;          /* in, for the descriptor and the central entry */
-    uint64_t header_offset;  /* out of tio_zip_place */
-    uint64_t data_offset;    /* out of tio_zip_place */
-    uint64_t end_offset;     /* out: behind the descriptor, where the next record starts */
+    uint64_t size;          /* in: payload bytes */
+    uint16_t name_len;      /* in: bytes of the name, prefix included */
+    uint32_t crc32;         /* in, for the descriptor and the central entry */
+    uint64_t header_offset; /* out of tio_zip_place */
+    uint64_t data_offset;   /* out of tio_zip_place */
+    uint64_t end_offset;    /* out: behind the descriptor, where the next record starts */
 } tio_zip_entry;
 
 /* Place the record at `offset` (its local header's), with its payload at a

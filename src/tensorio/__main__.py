@@ -20,9 +20,7 @@ def main() -> int:
     """
     missing = [name for name in ("click", "rich") if find_spec(name) is None]
     if missing:
-        print(
-            f"tensorio: the command line needs {' and '.join(missing)}: pip install 'tensorio[cli]'", file=sys.stderr
-        )
+        print(f"tensorio: the command line needs {' and '.join(missing)}: pip install 'tensorio[cli]'", file=sys.stderr)
         return WRONG_USE
     from tensorio.cli import run
 

@@ -286,7 +286,7 @@ def identify(path: Any) -> str:
     storage, _, name = open_storage(path)
     try:
         with error_context(path=name):
-            return formats.of_storage(storage).NAME
+            return formats.of_storage(storage, None, name).NAME
     finally:
         storage.close()
 

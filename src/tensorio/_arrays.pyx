@@ -17,7 +17,7 @@ cimport numpy as cnp
 
 from tensorio._csrc cimport tio_mul, tio_row
 
-from tensorio.dtypes import DTYPES, numpy_dtypes
+from tensorio.dtypes import DTYPES as _DTYPES, numpy_dtypes
 from tensorio.errors import HeaderError, LimitError
 
 cnp.import_array()
@@ -38,11 +38,12 @@ cdef list _descrs = list(numpy_dtypes())
 cdef int _n_dtypes = len(_descrs)
 cdef int[MAX_DTYPES] _itemsize
 cdef int[MAX_DTYPES] _bits
-for _d in DTYPES:
+for _d in _DTYPES:
     _itemsize[_d.code] = _d.itemsize
     _bits[_d.code] = _d.bits
 
 
+@cython.final
 cdef class Lease:
     """A buffer held for as long as this object lives.
 

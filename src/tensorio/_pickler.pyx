@@ -24,7 +24,7 @@ from tensorio._source cimport MAX_RANK, Tensor, of_array, of_torch
 
 import array as _array
 import sys
-from _compat_pickle import REVERSE_IMPORT_MAPPING, REVERSE_NAME_MAPPING
+from _compat_pickle import REVERSE_IMPORT_MAPPING as _IMPORTS, REVERSE_NAME_MAPPING as _NAMES
 from _codecs import encode as _codecs_encode
 from collections import OrderedDict
 from copyreg import dispatch_table as _dispatch_table
@@ -33,9 +33,10 @@ from types import FunctionType as _FunctionType
 
 import numpy as np
 
-from tensorio.dtypes import DTYPES
+from tensorio.dtypes import DTYPES as _DTYPES
 from tensorio.errors import UnsupportedError
-from tensorio.formats._items import as_numpy, is_foreign_tensor
+from tensorio._unpickler import Leaf as _Leaf
+from tensorio.arraylike import as_numpy as _as_numpy, is_foreign_tensor as _is_foreign_tensor
 from tensorio.values import Device, Opaque, Size, TorchDType
 
 cdef extern from "Python.h":
@@ -61,11 +62,11 @@ _STORAGE_NAMES = {
     "uint8": "ByteStorage", "bool": "BoolStorage", "complex128": "ComplexDoubleStorage",
     "complex64": "ComplexFloatStorage",
 }
-cdef list _STORAGE_OF = [_STORAGE_NAMES.get(d.name) for d in DTYPES]
+cdef list _STORAGE_OF = [_STORAGE_NAMES.get(d.name) for d in _DTYPES]
 cdef type _ndarray = np.ndarray
-cdef list _NAME_OF = [d.name for d in DTYPES]
+cdef list _NAME_OF = [d.name for d in _DTYPES]
 cdef int[64] _ITEMSIZE
-for _d in DTYPES:
+for _d in _DTYPES:
     _ITEMSIZE[_d.code] = _d.itemsize
 
 
@@ -108,12 +109,12 @@ cdef struct Span:
     int32_t dtype
 
 
-cdef class Pickler:
+cdef class _Pickler:
     """One run over one object.
 
     Parameters
     ----------
-    grouped : Pickler or None
+    grouped : _Pickler or None
         An earlier run over the same object that found arrays sharing memory:
         its spans say which storage each array in turn belongs to.
     leaf : callable or None
@@ -134,7 +135,7 @@ cdef class Pickler:
     cdef list keys          # names of the pieces, below data/
     cdef Span *spans
     cdef Py_ssize_t n_spans, spans_room
-    cdef Pickler grouped
+    cdef _Pickler grouped
     cdef int32_t *group_pieces  # piece of each group, -1 before its first mention
     cdef object leaf
     cdef bint compact
@@ -143,7 +144,7 @@ cdef class Pickler:
     cdef object g_v2, g_v3, g_parameter, g_untyped
     cdef list g_storage
 
-    def __cinit__(self, Pickler grouped=None, leaf=None, bint compact=False):
+    def __cinit__(self, _Pickler grouped=None, leaf=None, bint compact=False):
         cdef Py_ssize_t i
         self.keep, self.keys = [], []
         self.grouped = grouped
@@ -338,7 +339,7 @@ cdef class Pickler:
         return self.save_other(obj, kind)
 
     cdef int save_other(self, object obj, type kind) except -1:
-        if self.leaf is not None and kind.__name__ == "Leaf":
+        if self.leaf is not None and kind is _Leaf:
             return self.save_leaf(obj)
         if kind is _Named:
             return self.save_global(obj, obj.module, obj.name)
@@ -352,8 +353,8 @@ cdef class Pickler:
         if kind is Opaque:
             raise UnsupportedError(f"{obj!r} stands for an object of a class that was not allowed when the file was "
                                    "opened, and can't be written")
-        if is_foreign_tensor(obj):
-            array = as_numpy(obj)
+        if _is_foreign_tensor(obj):
+            array = _as_numpy(obj)
             self.keep.append(array)
             if self.save_array(array, obj):
                 return 0
@@ -543,8 +544,8 @@ cdef class Pickler:
 
     cdef int save_global(self, object obj, str module, str name) except -1:
         """A GLOBAL under its Python 2 name, as protocol 2 has it."""
-        module, name = REVERSE_NAME_MAPPING.get((module, name), (module, name))
-        module = REVERSE_IMPORT_MAPPING.get(module, module)
+        module, name = _NAMES.get((module, name), (module, name))
+        module = _IMPORTS.get(module, module)
         try:
             text = f"c{module}\n{name}\n".encode("ascii")
         except UnicodeEncodeError:
@@ -741,9 +742,9 @@ cdef class Pickler:
         cdef int i
         cdef int32_t piece
         dtype, space, offset, nbytes, shape, strides, flags = self.leaf(obj)
-        if DTYPES[dtype].packed:
+        if _DTYPES[dtype].packed:
             raise UnsupportedError(f"torch files have no dtype for {_NAME_OF[dtype]}")
-        t.dtype, t.rank, t.flags, t.itemsize = dtype, len(shape), flags, DTYPES[dtype].itemsize
+        t.dtype, t.rank, t.flags, t.itemsize = dtype, len(shape), flags, _DTYPES[dtype].itemsize
         for i in range(t.rank):
             t.shape[i] = shape[i]
             t.strides[i] = strides[i] // t.itemsize
@@ -892,7 +893,7 @@ def dumps(obj, leaf=None, bint compact=False):
     ----------
     obj : object
     leaf, compact
-        See `Pickler`.
+        See `_Pickler`.
 
     Returns
     -------
@@ -908,13 +909,13 @@ def dumps(obj, leaf=None, bint compact=False):
     Arrays that share memory are found after a first run; the second then
     knows their storages. About 0.5 us per array.
     """
-    cdef Pickler pickler = Pickler(None, leaf, compact)
-    cdef Pickler first
+    cdef _Pickler pickler = _Pickler(None, leaf, compact)
+    cdef _Pickler first
     cdef Py_ssize_t i
     data = pickler.dump(obj)
     if pickler.n_spans > 1 and _group(pickler.spans, pickler.n_spans):
         first = pickler
-        pickler = Pickler(first, leaf, compact)
+        pickler = _Pickler(first, leaf, compact)
         data = pickler.dump(obj)
         pickler.keep.append(first.keep)
     spaces, offsets, sizes = (array.clone(_Q, pickler.n_pieces, False) for _ in range(3))

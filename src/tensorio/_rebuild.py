@@ -33,10 +33,10 @@ def np_dtype(args: tuple[Any, ...]) -> np.dtype[Any]:
     """Answer ``numpy.dtype(letter, align, copy)`` with a fresh dtype."""
     if not 1 <= len(args) <= 3 or type(args[0]) is not str or not _TYPE.match(args[0]):
         raise UnsupportedError(f"NumPy dtype {escaped(args[0] if args else '')} in a pickle: expected a plain type")
-    dtype = np.dtype(args[0], False, True)  # type: ignore[call-overload]
+    dtype: np.dtype[Any] = np.dtype(args[0], False, True)
     if dtype.itemsize > _MAX_ELEMENT:
         raise UnsupportedError(f"NumPy dtype of {dtype.itemsize} bytes per element")
-    return dtype  # type: ignore[no-any-return]
+    return dtype
 
 
 def np_dtype_state(dtype: np.dtype[Any], state: Any) -> None:
@@ -81,7 +81,7 @@ def np_state(array: np.ndarray[Any, Any], state: Any) -> None:
         raise HeaderError(f"NumPy array in a pickle: expected {want} bytes of data for shape {str(shape)[:80]}")
     if type(data) is str:  # Python 2 wrote its byte strings so
         data = data.encode("latin-1")
-    array.__setstate__((1, shape, dtype, bool(fortran), data))
+    array.__setstate__((1, shape, dtype, bool(fortran), data))  # type: ignore[arg-type]
 
 
 def np_scalar(args: tuple[Any, ...]) -> Any:

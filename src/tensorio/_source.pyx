@@ -8,12 +8,12 @@ from libc.stdint cimport int64_t, uintptr_t
 
 cimport numpy as cnp
 
-from tensorio.dtypes import BY_NAME, DTYPES, of_numpy
+from tensorio.dtypes import BY_NAME as _BY_NAME, DTYPES as _DTYPES, of_numpy
 
 cnp.import_array()
 
 cdef int[64] _itemsize
-for _d in DTYPES:
+for _d in _DTYPES:
     _itemsize[_d.code] = _d.itemsize
 
 cdef dict _array_codes = {}  # NumPy type number -> code, or -1; user types (ml_dtypes) have numbers of their own
@@ -62,7 +62,7 @@ cdef int of_torch(object tensor, Tensor *t) except -1:
     cdef object code = _torch_codes.get(dtype)
     cdef int i = 0
     if code is None:
-        row = BY_NAME.get(str(dtype).partition(".")[2])
+        row = _BY_NAME.get(str(dtype).partition(".")[2])
         code = _torch_codes[dtype] = -1 if row is None or row.packed else row.code
     t.dtype = code
     if t.dtype < 0 or not tensor.is_cpu or tensor.is_quantized or tensor.is_nested or not is_strided(tensor.layout):

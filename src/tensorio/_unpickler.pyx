@@ -31,8 +31,8 @@ from collections import Counter, OrderedDict
 
 from tensorio._csrc cimport *
 
-from tensorio.allowlist import ALLOWED
-from tensorio.dtypes import BY_NAME
+from tensorio.allowlist import ALLOWED as _ALLOWED
+from tensorio.dtypes import BY_NAME as _BY_NAME
 from tensorio.errors import FormatError, HeaderError, LimitError, TruncatedError, UnsafePickleError, UnsupportedError, escaped
 from tensorio.values import Device, Opaque, Size, TorchDType
 
@@ -103,7 +103,7 @@ _KINDS = {
 
 
 @cython.final
-cdef class Global:
+cdef class _Global:
     """What a (module, name) in the pickle stands for."""
     cdef readonly str module, name, kind_name
     cdef int kind
@@ -117,18 +117,27 @@ cdef class Global:
 
 @cython.final
 @cython.freelist(64)
-cdef class StorageRef:
+cdef class _StorageRef:
     """One mention of a storage: the record it names, and as what."""
     cdef int64_t record
     cdef int64_t numel
-    cdef Global cls
+    cdef _Global cls
 
 
 @cython.final
 @cython.freelist(64)
 cdef class Leaf:
-    """Stands for a tensor in the tree: the number of its row."""
+    """Stands for a tensor in a tree.
+
+    Attributes
+    ----------
+    row : int
+        Number of its row in the table.
+    """
     cdef readonly Py_ssize_t row
+
+    def __init__(self, Py_ssize_t row):
+        self.row = row
 
     def __repr__(self):
         return f"<tensor {self.row}>"
@@ -140,11 +149,11 @@ class _Restart(Exception):
 
 cdef dict _make_globals():
     table = {}
-    for (module, name), entry in ALLOWED.items():
-        g = Global()
+    for (module, name), entry in _ALLOWED.items():
+        g = _Global()
         g.module, g.name, g.kind_name, g.kind = module, name, entry.kind, _KINDS[entry.kind]
         if entry.dtype:
-            g.dtype, g.itemsize = BY_NAME[entry.dtype].code, BY_NAME[entry.dtype].itemsize
+            g.dtype, g.itemsize = _BY_NAME[entry.dtype].code, _BY_NAME[entry.dtype].itemsize
             g.value = TorchDType(entry.dtype)
         table[f"{module}\n{name}\n".encode()] = g
     return table
@@ -166,7 +175,7 @@ cdef struct Fast:
     int ok
 
 
-cdef class Machine:
+cdef class _Machine:
     """One run over one pickle.
 
     Parameters
@@ -593,7 +602,7 @@ cdef class Machine:
             for part in <tuple> key:
                 self.check_key_part(part, depth + 1, nodes)
         elif not (isinstance(key, (str, bytes, bool, float, complex)) or key is None
-                  or type(key) is Global or type(key) is _Opaque):
+                  or type(key) is _Global or type(key) is _Opaque):
             self.expected("a key of a plain type", key)
         return 0
 
@@ -614,9 +623,9 @@ cdef class Machine:
         cdef int kind
         if type(callee) is _Opaque:
             return _Opaque(callee.module, callee.name, args)
-        if type(callee) is not Global:
+        if type(callee) is not _Global:
             self.expected("something to call", callee)
-        kind = (<Global> callee).kind
+        kind = (<_Global> callee).kind
         if kind == K_REBUILD_V2:
             return self.rebuild(args, 2)
         if kind == K_REBUILD_V3:
@@ -637,7 +646,7 @@ cdef class Machine:
             error.offset = self.at
             raise
 
-    cdef object call_rare(self, int kind, Global callee, tuple args):
+    cdef object call_rare(self, int kind, _Global callee, tuple args):
         if kind == K_SIZE:
             return self.size(args)
         if kind == K_DEVICE:
@@ -730,9 +739,9 @@ cdef class Machine:
     # ------------------------------------------------------------- storages
 
     cdef int op_binpersid(self) except -1:
-        """("storage", class, key, location, numel) becomes a `StorageRef`."""
+        """("storage", class, key, location, numel) becomes a `_StorageRef`."""
         cdef object pid, cls, key
-        cdef StorageRef ref
+        cdef _StorageRef ref
         cdef const char *text
         cdef Py_ssize_t count
         self.need(1)
@@ -745,21 +754,21 @@ cdef class Machine:
         key = <object> PyTuple_GET_ITEM(pid, 2)
         if type(cls) is _Opaque:
             return self.opaque_storage(pid)
-        if type(cls) is not Global or ((<Global> cls).kind != K_STORAGE and (<Global> cls).kind != K_UNTYPED):
+        if type(cls) is not _Global or ((<_Global> cls).kind != K_STORAGE and (<_Global> cls).kind != K_UNTYPED):
             self.expected("a storage class in a persistent id", cls)
         if type(key) is bytes:  # how Python 2 wrote it
             key = (<bytes> key).decode("latin-1")
         if not PyUnicode_CheckExact(key):
             self.expected("a storage key (str)", key)
         text = PyUnicode_AsUTF8AndSize(key, &count)
-        ref = StorageRef()
+        ref = _StorageRef()
         ref.numel = self.whole(<object> PyTuple_GET_ITEM(pid, 4), "the number of elements of a storage")
-        ref.cls = <Global> cls
+        ref.cls = <_Global> cls
         ref.record = self.mention(<const uint8_t *> text, count, ref.cls, ref.numel)
         self.drop(self.sp - 1)
         return self.push(ref)
 
-    cdef Py_ssize_t mention(self, const uint8_t *key, Py_ssize_t count, Global cls, int64_t numel) except -1:
+    cdef Py_ssize_t mention(self, const uint8_t *key, Py_ssize_t count, _Global cls, int64_t numel) except -1:
         """The record of a storage key, proven to hold exactly what the pickle says, each time in the same words."""
         cdef Py_ssize_t record = self.find_record(key, count)
         cdef Seen *seen
@@ -813,7 +822,7 @@ cdef class Machine:
     cdef object rebuild(self, tuple args, int version):
         """A view: (storage, offset, size, stride[, requires_grad, hooks[, dtype]][, metadata])."""
         cdef Py_ssize_t count = PyTuple_GET_SIZE(args), fixed = 4 if version == 1 else 4 + version
-        cdef StorageRef ref
+        cdef _StorageRef ref
         cdef tio_row row
         cdef int64_t[2 * MAX_RANK] dims
         cdef int itemsize
@@ -823,9 +832,9 @@ cdef class Machine:
         storage = <object> PyTuple_GET_ITEM(args, 0)
         if type(storage) is _Opaque:
             return _Opaque("torch._utils", "_rebuild_tensor", args)
-        if type(storage) is not StorageRef:
+        if type(storage) is not _StorageRef:
             self.expected("a storage", storage)
-        ref = <StorageRef> storage
+        ref = <_StorageRef> storage
         row.dtype = ref.cls.dtype
         row.flags = 0
         itemsize = ref.cls.itemsize
@@ -857,13 +866,13 @@ cdef class Machine:
             dims[rank + i] = self.whole(stride[i], "a stride")
         return rank
 
-    cdef int dtype_v3(self, StorageRef ref, object dtype, tio_row *row) except -1:
-        if type(dtype) is not Global or (<Global> dtype).kind != K_DTYPE:
+    cdef int dtype_v3(self, _StorageRef ref, object dtype, tio_row *row) except -1:
+        if type(dtype) is not _Global or (<_Global> dtype).kind != K_DTYPE:
             self.expected("a dtype", dtype)
         if ref.cls.kind != K_UNTYPED:
             self.wrong("expected an untyped storage")
-        row.dtype = (<Global> dtype).dtype
-        return (<Global> dtype).itemsize
+        row.dtype = (<_Global> dtype).dtype
+        return (<_Global> dtype).itemsize
 
     cdef int check_grad(self, object requires_grad, object hooks, tio_row *row) except -1:
         if requires_grad is True:
@@ -928,7 +937,7 @@ cdef class Machine:
         if self.leases is not None and (self.wanted is None or self.n_rows in self.wanted):
             self.n_rows += 1
             return self.array(row, dims)
-        leaf = Leaf()
+        leaf = Leaf.__new__(Leaf)
         leaf.row = self.n_rows
         if self.leases is None:
             self.keep_row(row, dims)
@@ -997,7 +1006,7 @@ cdef class Machine:
 
     cdef inline bint at_rebuild(self):
         cdef object top = <object> self.stack[self.sp - 1]
-        return type(top) is Global and (<Global> top).kind == K_REBUILD_V2
+        return type(top) is _Global and (<_Global> top).kind == K_REBUILD_V2
 
     cdef bint fast_tensor(self) except -1:
         """Take all of a plain tensor's opcodes at once, and make nothing but the tensor.
@@ -1025,7 +1034,7 @@ cdef class Machine:
         self.fast_byte(&f, c"(")
         other = self.fast_get(&f)
         cls = self.fast_get(&f)
-        if not f.ok or type(cls) is not Global or (<Global> cls).kind != K_STORAGE or not _is_word(other, "storage"):
+        if not f.ok or type(cls) is not _Global or (<_Global> cls).kind != K_STORAGE or not _is_word(other, "storage"):
             return False
         at = f.at
         if at + 5 <= self.n and self.buf[at] == c"X":
@@ -1056,7 +1065,7 @@ cdef class Machine:
             return False
         f.at += 1
         other = self.fast_get(&f)
-        if not f.ok or type(other) is not Global or (<Global> other).kind != K_ORDERED_DICT:
+        if not f.ok or type(other) is not _Global or (<_Global> other).kind != K_ORDERED_DICT:
             return False
         self.fast_byte(&f, c")")
         self.fast_byte(&f, c"R")
@@ -1066,10 +1075,10 @@ cdef class Machine:
         self.fast_byte(&f, c"R")
         if not f.ok:
             return False
-        record = self.mention(<const uint8_t *> text, count, <Global> cls, numel)
-        row.dtype = (<Global> cls).dtype
+        record = self.mention(<const uint8_t *> text, count, <_Global> cls, numel)
+        row.dtype = (<_Global> cls).dtype
         row.rank = rank
-        self.geometry(first, record, (<Global> cls).itemsize, &row, dims)
+        self.geometry(first, record, (<_Global> cls).itemsize, &row, dims)
         other = self.tensor(&row, dims)
         for i in range(6):
             if slots[i] >= 0:
@@ -1163,7 +1172,7 @@ cdef class Machine:
             target.state = state
         elif PyODict_CheckExact(target) or type(target) is _Counter:
             self.set_attributes(target, state)
-        elif type(target) is Global or type(target) is Leaf or not _numpy_state(target, state, self.at):
+        elif type(target) is _Global or type(target) is Leaf or not _numpy_state(target, state, self.at):
             self.expected("an object that takes a state", target)
         return self.drop(self.sp - 1)
 
@@ -1341,7 +1350,7 @@ cdef class Machine:
         if self.mp or self.sp != 1:
             self.wrong("the pickle stops with more or less than one object")
         out = self.pop()
-        return (<Global> out).value if type(out) is Global else out
+        return (<_Global> out).value if type(out) is _Global else out
 
     def table(self):
         """Return (rows, dims), arrays of int64, of the tensors met; empty if they became arrays."""
@@ -1364,9 +1373,9 @@ cdef inline bint _is_word(object o, str word):
 
 cdef str _kind_of(object o):
     """A type's name for messages, in the pickle's terms."""
-    if type(o) is _Opaque or type(o) is Global:
+    if type(o) is _Opaque or type(o) is _Global:
         return f"{escaped(o.module)}.{escaped(o.name)}"
-    if type(o) is StorageRef:
+    if type(o) is _StorageRef:
         return "a storage"
     if type(o) is Leaf:
         return "a tensor"
@@ -1411,7 +1420,7 @@ def loads(pickle, numbers, dict keys not None, extents, list leases=None, decode
     pickle : buffer
         Its bytes.
     numbers, keys, extents, leases, decode, wanted
-        See `Machine`.
+        See `_Machine`.
     unknown : {"error", "opaque"}
         Whether names that are not allowed are refused or kept as `Opaque`.
 
@@ -1429,12 +1438,12 @@ def loads(pickle, numbers, dict keys not None, extents, list leases=None, decode
     HeaderError, TruncatedError, LimitError, UnsupportedError
         With the opcode and its byte offset in the pickle.
     """
-    cdef Machine machine = Machine(pickle, numbers, keys, extents, leases, decode, wanted)
+    cdef _Machine machine = _Machine(pickle, numbers, keys, extents, leases, decode, wanted)
     try:
         try:
             obj = machine.run()
         except _Restart:
-            machine = Machine(pickle, numbers, keys, extents, leases, decode, wanted, fast=False)
+            machine = _Machine(pickle, numbers, keys, extents, leases, decode, wanted, fast=False)
             obj = machine.run()
     except (FormatError, UnsupportedError):
         if machine.refused and unknown == "error":

@@ -102,7 +102,8 @@ def numpy_dtype(name: str) -> np.dtype[np.generic]:
     if spec.startswith("ml_dtypes:"):
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, spec.partition(":")[2]))
+        shown: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, spec.partition(":")[2]))
+        return shown
     return np.dtype(spec)
 
 

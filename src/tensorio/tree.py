@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from tensorio._unpickler import Leaf
 from tensorio.errors import LimitError
 from tensorio.values import Opaque
 
@@ -19,8 +20,8 @@ Path = tuple[object, ...]
 
 
 def is_leaf(obj: object) -> bool:
-    """Tell whether a node stands for a tensor (the pickle machine has its own class of leaves)."""
-    return type(obj).__name__ == "Leaf"
+    """Tell whether a node stands for a tensor."""
+    return isinstance(obj, Leaf)
 
 
 def _children(node: object) -> Iterator[tuple[object, object]]:

@@ -23,7 +23,7 @@ class Device(NamedTuple):
     """A ``torch.device``."""
 
     type: str
-    index: int | None = None
+    index: int | None = None  # type: ignore[assignment]  # torch's word; hides tuple.index
 
 
 class TorchDType(str):

@@ -77,10 +77,8 @@ static char *print_event(char *p, const tio_st_event *ev)
     switch (ev->kind) {
     case TIO_ST_EV_META:
         return print_token(print_token(p + sprintf(p, "meta "), &ev->name), &ev->value);
-    case TIO_ST_EV_META_NULL:
-        return p + sprintf(p, "meta-null ");
-    case TIO_ST_EV_META_EMPTY:
-        return p + sprintf(p, "meta-empty ");
+    case TIO_ST_EV_META_NULL: return p + sprintf(p, "meta-null ");
+    case TIO_ST_EV_META_EMPTY: return p + sprintf(p, "meta-empty ");
     default:
         p = print_token(p, &ev->name);
         p += sprintf(p, "%s [", tio_st_dtype_name(ev->dtype));
@@ -110,7 +108,7 @@ static void reads(const char *written, const char *wanted)
 }
 
 #define ENTRY "{'dtype':'F32','shape':[2,3],'data_offsets':[0,24]}"
-#define READ "F32 [2,3] 0:24 "
+#define READ  "F32 [2,3] 0:24 "
 
 static void test_entries(void)
 {
@@ -139,7 +137,8 @@ static void test_entry_spellings(void)
     reads("{'a':{'dtype':'F32','shape':[2,3],'data_offsets':[0,24],'x':{'dtype':[1e3,null]}}}",
           "a " READ);
     reads("{'a':{'x':1,'x':2,'dtype':'F32','':'`ud83d`ude00','shape':[2,3],"
-          "'data_offsets':[0,24]}}", "a " READ);
+          "'data_offsets':[0,24]}}",
+          "a " READ);
 }
 
 static void test_metadata(void)
@@ -167,176 +166,146 @@ static void refused(const char *written, const char *caret, int code, const char
     int rc = read_file(b, &ev, &err);
     if (!CHECK(rc == code && err.code == code && err.offset == FRAME + strlen(caret) - 1 &&
                strncmp(err.what, about, strlen(about)) == 0))
-        printf("  %s\n  %s wanted %s %s\n  got %s at %d: %s\n", written, caret,
-               tio_code_name(code), about, tio_code_name(rc), (int)err.offset - FRAME, err.what);
+        printf("  %s\n  %s wanted %s %s\n  got %s at %d: %s\n", written, caret, tio_code_name(code),
+               about, tio_code_name(rc), (int)err.offset - FRAME, err.what);
     free(b.bytes);
 }
 
 static void test_header_refused(void)
 {
-    refused("[]",
-            "^", TIO_MALFORMED, "header: expected an object");
-    refused("null",
-            "^", TIO_MALFORMED, "header: expected an object");
-    refused("{} {}",
-            "   ^", TIO_MALFORMED, "JSON text: bytes behind");
-    refused("{}\x01",
-            "  ^", TIO_MALFORMED, "JSON text: bytes behind");
-    refused("{'a':1}",
-            "     ^", TIO_MALFORMED, "tensor entry: expected an object");
-    refused("{'a':null}",
-            "     ^", TIO_MALFORMED, "tensor entry: expected an object");
+    refused("[]", "^", TIO_MALFORMED, "header: expected an object");
+    refused("null", "^", TIO_MALFORMED, "header: expected an object");
+    refused("{} {}", "   ^", TIO_MALFORMED, "JSON text: bytes behind");
+    refused("{}\x01", "  ^", TIO_MALFORMED, "JSON text: bytes behind");
+    refused("{'a':1}", "     ^", TIO_MALFORMED, "tensor entry: expected an object");
+    refused("{'a':null}", "     ^", TIO_MALFORMED, "tensor entry: expected an object");
     refused("{'\xED\xA0\x80':" ENTRY "}", /* a surrogate as UTF-8 */
             "  ^", TIO_MALFORMED, "JSON string: expected UTF-8");
-    refused("{'a':['F32',[1],[0,4]],}",
-            "                       ^", TIO_MALFORMED, "JSON object: expected a member's name");
+    refused("{'a':['F32',[1],[0,4]],}", "                       ^", TIO_MALFORMED,
+            "JSON object: expected a member's name");
 }
 
 /* The header is as long as N says: a text that ends early is not truncated. */
 static void test_header_cut_short(void)
 {
-    refused("",
-            "^", TIO_MALFORMED, "JSON text: ends");
-    refused("   ",
-            "   ^", TIO_MALFORMED, "JSON text: ends");
-    refused("{'a':{'dtype':'F32'",
-            "                   ^", TIO_MALFORMED, "JSON text: ends");
-    refused("{'a':{'x':[[1,",
-            "              ^", TIO_MALFORMED, "JSON text: ends");
-    refused("{'__metadata__':{'a':'b'",
-            "                        ^", TIO_MALFORMED, "JSON text: ends");
+    refused("", "^", TIO_MALFORMED, "JSON text: ends");
+    refused("   ", "   ^", TIO_MALFORMED, "JSON text: ends");
+    refused("{'a':{'dtype':'F32'", "                   ^", TIO_MALFORMED, "JSON text: ends");
+    refused("{'a':{'x':[[1,", "              ^", TIO_MALFORMED, "JSON text: ends");
+    refused("{'__metadata__':{'a':'b'", "                        ^", TIO_MALFORMED,
+            "JSON text: ends");
 }
 
 static void test_dtype_refused(void)
 {
-    refused("{'a':{'dtype':'F33','shape':[],'data_offsets':[0,4]}}",
-            "              ^", TIO_UNSUPPORTED, "tensor entry: dtype: unknown");
-    refused("{'a':{'dtype':'f32','shape':[],'data_offsets':[0,4]}}",
-            "              ^", TIO_UNSUPPORTED, "tensor entry: dtype: unknown");
-    refused("{'a':{'dtype':'','shape':[],'data_offsets':[0,4]}}",
-            "              ^", TIO_UNSUPPORTED, "tensor entry: dtype: unknown");
+    refused("{'a':{'dtype':'F33','shape':[],'data_offsets':[0,4]}}", "              ^",
+            TIO_UNSUPPORTED, "tensor entry: dtype: unknown");
+    refused("{'a':{'dtype':'f32','shape':[],'data_offsets':[0,4]}}", "              ^",
+            TIO_UNSUPPORTED, "tensor entry: dtype: unknown");
+    refused("{'a':{'dtype':'','shape':[],'data_offsets':[0,4]}}", "              ^",
+            TIO_UNSUPPORTED, "tensor entry: dtype: unknown");
     refused("{'a':{'dtype':'F32 which is far too long to be the name of a dtype`n'}}",
             "              ^", TIO_UNSUPPORTED, "tensor entry: dtype: unknown");
-    refused("{'a':{'dtype':{'F33':null}}}",
-            "               ^", TIO_UNSUPPORTED, "tensor entry: dtype: unknown");
-    refused("{'a':{'dtype':32}}",
-            "              ^", TIO_MALFORMED, "tensor entry: dtype: expected a string");
-    refused("{'a':{'dtype':['F32']}}",
-            "              ^", TIO_MALFORMED, "tensor entry: dtype: expected a string");
-    refused("{'a':{'dtype':{}}}",
-            "               ^", TIO_MALFORMED, "tensor entry: dtype: as an object");
-    refused("{'a':{'dtype':{'F32':{}}}}",
-            "                     ^", TIO_MALFORMED, "tensor entry: dtype: as an object");
-    refused("{'a':{'dtype':{'F32':null,'F32':null}}}",
-            "                          ^", TIO_MALFORMED, "tensor entry: dtype: as an object");
+    refused("{'a':{'dtype':{'F33':null}}}", "               ^", TIO_UNSUPPORTED,
+            "tensor entry: dtype: unknown");
+    refused("{'a':{'dtype':32}}", "              ^", TIO_MALFORMED,
+            "tensor entry: dtype: expected a string");
+    refused("{'a':{'dtype':['F32']}}", "              ^", TIO_MALFORMED,
+            "tensor entry: dtype: expected a string");
+    refused("{'a':{'dtype':{}}}", "               ^", TIO_MALFORMED,
+            "tensor entry: dtype: as an object");
+    refused("{'a':{'dtype':{'F32':{}}}}", "                     ^", TIO_MALFORMED,
+            "tensor entry: dtype: as an object");
+    refused("{'a':{'dtype':{'F32':null,'F32':null}}}", "                          ^", TIO_MALFORMED,
+            "tensor entry: dtype: as an object");
 }
 
 static void test_shape_refused(void)
 {
     static const char plain[] = "tensor entry: shape: expected a plain unsigned decimal";
-    refused("{'a':{'shape':3}}",
-            "              ^", TIO_MALFORMED, "tensor entry: shape: expected an array");
-    refused("{'a':{'shape':'3'}}",
-            "              ^", TIO_MALFORMED, "tensor entry: shape: expected an array");
-    refused("{'a':{'shape':[2,-0]}}",
-            "                 ^", TIO_MALFORMED, plain);
-    refused("{'a':{'shape':[2,-1]}}",
-            "                 ^", TIO_MALFORMED, plain);
-    refused("{'a':{'shape':[2,3.0]}}",
-            "                  ^", TIO_MALFORMED, plain);
-    refused("{'a':{'shape':[2,3e0]}}",
-            "                  ^", TIO_MALFORMED, plain);
-    refused("{'a':{'shape':[2,18446744073709551616]}}",
-            "                 ^", TIO_MALFORMED, plain);
-    refused("{'a':{'shape':[2,'3']}}",
-            "                 ^", TIO_MALFORMED, plain);
-    refused("{'a':{'shape':[2,[]]}}",
-            "                 ^", TIO_MALFORMED, plain);
-    refused("{'a':{'shape':[2,true]}}",
-            "                 ^", TIO_MALFORMED, plain);
-    refused("{'a':{'shape':[2,03]}}",
-            "                  ^", TIO_MALFORMED, "JSON number: leading zero");
-    refused("{'a':{'shape':[2,]}}",
-            "                 ^", TIO_MALFORMED, "JSON text: expected a value");
+    refused("{'a':{'shape':3}}", "              ^", TIO_MALFORMED,
+            "tensor entry: shape: expected an array");
+    refused("{'a':{'shape':'3'}}", "              ^", TIO_MALFORMED,
+            "tensor entry: shape: expected an array");
+    refused("{'a':{'shape':[2,-0]}}", "                 ^", TIO_MALFORMED, plain);
+    refused("{'a':{'shape':[2,-1]}}", "                 ^", TIO_MALFORMED, plain);
+    refused("{'a':{'shape':[2,3.0]}}", "                  ^", TIO_MALFORMED, plain);
+    refused("{'a':{'shape':[2,3e0]}}", "                  ^", TIO_MALFORMED, plain);
+    refused("{'a':{'shape':[2,18446744073709551616]}}", "                 ^", TIO_MALFORMED, plain);
+    refused("{'a':{'shape':[2,'3']}}", "                 ^", TIO_MALFORMED, plain);
+    refused("{'a':{'shape':[2,[]]}}", "                 ^", TIO_MALFORMED, plain);
+    refused("{'a':{'shape':[2,true]}}", "                 ^", TIO_MALFORMED, plain);
+    refused("{'a':{'shape':[2,03]}}", "                  ^", TIO_MALFORMED,
+            "JSON number: leading zero");
+    refused("{'a':{'shape':[2,]}}", "                 ^", TIO_MALFORMED,
+            "JSON text: expected a value");
 }
 
 static void test_offsets_refused(void)
 {
     static const char plain[] = "tensor entry: data_offsets: expected a plain unsigned decimal";
-    refused("{'a':{'data_offsets':0}}",
-            "                     ^", TIO_MALFORMED, "tensor entry: data_offsets: expected an a");
-    refused("{'a':{'data_offsets':{'begin':0}}}",
-            "                     ^", TIO_MALFORMED, "tensor entry: data_offsets: expected an a");
-    refused("{'a':{'data_offsets':[]}}",
-            "                      ^", TIO_MALFORMED, plain);
-    refused("{'a':{'data_offsets':[0]}}",
-            "                       ^", TIO_MALFORMED, plain);
-    refused("{'a':{'data_offsets':[0,null]}}",
-            "                        ^", TIO_MALFORMED, plain);
-    refused("{'a':{'data_offsets':[0,4.5]}}",
-            "                         ^", TIO_MALFORMED, plain);
-    refused("{'a':{'data_offsets':[0,4,8]}}",
-            "                          ^", TIO_MALFORMED,
+    refused("{'a':{'data_offsets':0}}", "                     ^", TIO_MALFORMED,
+            "tensor entry: data_offsets: expected an a");
+    refused("{'a':{'data_offsets':{'begin':0}}}", "                     ^", TIO_MALFORMED,
+            "tensor entry: data_offsets: expected an a");
+    refused("{'a':{'data_offsets':[]}}", "                      ^", TIO_MALFORMED, plain);
+    refused("{'a':{'data_offsets':[0]}}", "                       ^", TIO_MALFORMED, plain);
+    refused("{'a':{'data_offsets':[0,null]}}", "                        ^", TIO_MALFORMED, plain);
+    refused("{'a':{'data_offsets':[0,4.5]}}", "                         ^", TIO_MALFORMED, plain);
+    refused("{'a':{'data_offsets':[0,4,8]}}", "                          ^", TIO_MALFORMED,
             "tensor entry: data_offsets: expected exactly two numbers");
 }
 
 static void test_fields_refused(void)
 {
-    refused("{'a':{}}",
-            "      ^", TIO_MALFORMED, "tensor entry: dtype: missing");
-    refused("{'a':{'dtype':'U8','data_offsets':[0,1]}}",
-            "                                       ^", TIO_MALFORMED,
-            "tensor entry: shape: missing");
-    refused("{'a':{'dtype':'U8','shape':[]}}",
-            "                             ^", TIO_MALFORMED,
+    refused("{'a':{}}", "      ^", TIO_MALFORMED, "tensor entry: dtype: missing");
+    refused("{'a':{'dtype':'U8','data_offsets':[0,1]}}", "                                       ^",
+            TIO_MALFORMED, "tensor entry: shape: missing");
+    refused("{'a':{'dtype':'U8','shape':[]}}", "                             ^", TIO_MALFORMED,
             "tensor entry: data_offsets: missing");
-    refused("{'a':{'dtype':'U8','shape':[],'d`u0074ype':'U8'}}",
-            "                              ^", TIO_MALFORMED,
-            "tensor entry: dtype: given twice");
-    refused("{'a':{'shape':[],'shape':[]}}",
-            "                 ^", TIO_MALFORMED, "tensor entry: shape: given twice");
+    refused("{'a':{'dtype':'U8','shape':[],'d`u0074ype':'U8'}}", "                              ^",
+            TIO_MALFORMED, "tensor entry: dtype: given twice");
+    refused("{'a':{'shape':[],'shape':[]}}", "                 ^", TIO_MALFORMED,
+            "tensor entry: shape: given twice");
     refused("{'a':{'dtype':'U8','shape':[1],'data_offsets':[0,1],'data_offsets':[0,1]}}",
             "                                                    ^", TIO_MALFORMED,
             "tensor entry: data_offsets: given twice");
-    refused("{'a':[]}",
-            "      ^", TIO_MALFORMED, "tensor entry: dtype: missing");
-    refused("{'a':['F32',[1]]}",
-            "               ^", TIO_MALFORMED, "tensor entry: data_offsets: missing");
-    refused("{'a':['F32',[1],[0,4],0]}",
-            "                      ^", TIO_MALFORMED, "tensor entry: as an array");
-    refused("{'a':[[1],'F32',[0,4]]}",
-            "      ^", TIO_MALFORMED, "tensor entry: dtype: expected a string");
+    refused("{'a':[]}", "      ^", TIO_MALFORMED, "tensor entry: dtype: missing");
+    refused("{'a':['F32',[1]]}", "               ^", TIO_MALFORMED,
+            "tensor entry: data_offsets: missing");
+    refused("{'a':['F32',[1],[0,4],0]}", "                      ^", TIO_MALFORMED,
+            "tensor entry: as an array");
+    refused("{'a':[[1],'F32',[0,4]]}", "      ^", TIO_MALFORMED,
+            "tensor entry: dtype: expected a string");
 }
 
 /* Fields that nobody reads are JSON all the same. */
 static void test_ignored_fields_are_validated(void)
 {
-    refused("{'a':{'x':1e999}}",
-            "          ^", TIO_MALFORMED, "JSON number: out of range");
-    refused("{'a':{'x':{'y':01}}}",
-            "                ^", TIO_MALFORMED, "JSON number: leading zero");
-    refused("{'a':{'x':'`ud800'}}",
-            "           ^", TIO_MALFORMED, "JSON string: \\u escape: surrogate");
-    refused("{'a':{'x':[1,]}}",
-            "             ^", TIO_MALFORMED, "JSON text: expected a value");
+    refused("{'a':{'x':1e999}}", "          ^", TIO_MALFORMED, "JSON number: out of range");
+    refused("{'a':{'x':{'y':01}}}", "                ^", TIO_MALFORMED,
+            "JSON number: leading zero");
+    refused("{'a':{'x':'`ud800'}}", "           ^", TIO_MALFORMED,
+            "JSON string: \\u escape: surrogate");
+    refused("{'a':{'x':[1,]}}", "             ^", TIO_MALFORMED, "JSON text: expected a value");
 }
 
 static void test_metadata_refused(void)
 {
-    refused("{'__metadata__':[]}",
-            "                ^", TIO_MALFORMED, "__metadata__: expected an object or null");
-    refused("{'__metadata__':'x'}",
-            "                ^", TIO_MALFORMED, "__metadata__: expected an object or null");
-    refused("{'__metadata__':{'a':1}}",
-            "                     ^", TIO_MALFORMED, "__metadata__: expected a string");
-    refused("{'__metadata__':{'a':'b','c':null}}",
-            "                             ^", TIO_MALFORMED, "__metadata__: expected a string");
-    refused("{'__metadata__':{'a':{}}}",
-            "                     ^", TIO_MALFORMED, "__metadata__: expected a string");
-    refused("{'__metadata__':null,'__metadata__':null}",
-            "                     ^", TIO_MALFORMED, "__metadata__: given twice");
-    refused("{'__metadata__':{},'_`u005fmetadata__':{'a':'b'}}",
-            "                   ^", TIO_MALFORMED, "__metadata__: given twice");
+    refused("{'__metadata__':[]}", "                ^", TIO_MALFORMED,
+            "__metadata__: expected an object or null");
+    refused("{'__metadata__':'x'}", "                ^", TIO_MALFORMED,
+            "__metadata__: expected an object or null");
+    refused("{'__metadata__':{'a':1}}", "                     ^", TIO_MALFORMED,
+            "__metadata__: expected a string");
+    refused("{'__metadata__':{'a':'b','c':null}}", "                             ^", TIO_MALFORMED,
+            "__metadata__: expected a string");
+    refused("{'__metadata__':{'a':{}}}", "                     ^", TIO_MALFORMED,
+            "__metadata__: expected a string");
+    refused("{'__metadata__':null,'__metadata__':null}", "                     ^", TIO_MALFORMED,
+            "__metadata__: given twice");
+    refused("{'__metadata__':{},'_`u005fmetadata__':{'a':'b'}}", "                   ^",
+            TIO_MALFORMED, "__metadata__: given twice");
 }
 
 /* An entry whose shape is `rank` times 1, with `gap` behind its '{'. */
@@ -380,8 +349,8 @@ typedef struct {
 
 static int same_tensor(const tio_st_event *a, const tio_st_event *b)
 {
-    return a->dtype == b->dtype && a->rank == b->rank && a->begin == b->begin &&
-           a->end == b->end && memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0;
+    return a->dtype == b->dtype && a->rank == b->rank && a->begin == b->begin && a->end == b->end &&
+           memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0;
 }
 
 /* Read `{"a":{` gap members `}}`. */
@@ -663,11 +632,12 @@ static void test_dtypes(void)
     static const struct {
         const char *name;
         unsigned bits;
-    } wanted[] = {{"U64", 64}, {"I64", 64}, {"F64", 64}, {"C64", 64}, {"F32", 32}, {"U32", 32},
-                  {"I32", 32}, {"BF16", 16}, {"F16", 16}, {"U16", 16}, {"I16", 16},
-                  {"F8_E5M2FNUZ", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E8M0", 8}, {"F8_E4M3", 8},
-                  {"F8_E5M2", 8}, {"I8", 8}, {"U8", 8}, {"F6_E3M2", 6}, {"F6_E2M3", 6},
-                  {"F4", 4}, {"BOOL", 8}};
+    } wanted[] = {{"U64", 64},        {"I64", 64},    {"F64", 64},    {"C64", 64},
+                  {"F32", 32},        {"U32", 32},    {"I32", 32},    {"BF16", 16},
+                  {"F16", 16},        {"U16", 16},    {"I16", 16},    {"F8_E5M2FNUZ", 8},
+                  {"F8_E4M3FNUZ", 8}, {"F8_E8M0", 8}, {"F8_E4M3", 8}, {"F8_E5M2", 8},
+                  {"I8", 8},          {"U8", 8},      {"F6_E3M2", 6}, {"F6_E2M3", 6},
+                  {"F4", 4},          {"BOOL", 8}};
     int i;
     CHECK(TIO_ST_DTYPES == sizeof wanted / sizeof *wanted);
     for (i = 0; i < TIO_ST_DTYPES; i++)

@@ -12,10 +12,10 @@
 #include "zip_read.h"
 #include "zip_write.h"
 
-#define U16(v) (uint8_t)((v) & 0xFF), (uint8_t)((v) >> 8 & 0xFF)
-#define U32(v) U16((v) & 0xFFFF), U16((v) >> 16 & 0xFFFF)
-#define U64(v) U32((v) & 0xFFFFFFFF), U32((uint64_t)(v) >> 32)
-#define ONES32 0xFFFFFFFFull
+#define U16(v)  (uint8_t)((v) & 0xFF), (uint8_t)((v) >> 8 & 0xFF)
+#define U32(v)  U16((v) & 0xFFFF), U16((v) >> 16 & 0xFFFF)
+#define U64(v)  U32((v) & 0xFFFFFFFF), U32((uint64_t)(v) >> 32)
+#define ONES32  0xFFFFFFFFull
 #define SIX_GIB 0x180000000ull
 
 /* A placed record with a name of one byte. */
@@ -67,15 +67,15 @@ static int writes(writer *w, const tio_zip_entry *e, const uint8_t *expected, si
 static void test_local(void)
 {
     static const uint8_t expected[] = {
-        'P', 'K', 3, 4, /* signature */
-        U16(0),         /* version needed */
-        U16(0x0808),    /* flags: descriptor, UTF-8 */
-        U16(0),         /* stored */
-        U16(0), U16(0), /* time, date */
-        U32(0), U32(0), U32(0),  /* CRC and sizes stand behind the payload */
-        U16(1), U16(4 + 13),     /* name length, extra length */
-        'n',
-        'F', 'B', U16(13), 'Z', 'Z', 'Z', 'Z', 'Z', 'Z', 'Z', 'Z', 'Z', 'Z', 'Z', 'Z', 'Z',
+        'P',         'K',         3,      4, /* signature */
+        U16(0),                              /* version needed */
+        U16(0x0808),                         /* flags: descriptor, UTF-8 */
+        U16(0),                              /* stored */
+        U16(0),      U16(0),                 /* time, date */
+        U32(0),      U32(0),      U32(0),    /* CRC and sizes stand behind the payload */
+        U16(1),      U16(4 + 13),            /* name length, extra length */
+        'n',         'F',         'B',    U16(13), 'Z', 'Z', 'Z', 'Z', 'Z',
+        'Z',         'Z',         'Z',    'Z',     'Z', 'Z', 'Z', 'Z',
     };
     tio_zip_entry e = placed(5, 0, 16);
     CHECK(e.header_offset == 0 && e.data_offset == 48 && e.end_offset == 48 + 5 + 16);
@@ -85,10 +85,9 @@ static void test_local(void)
 static void test_local_empty_payload(void)
 {
     static const uint8_t expected[] = {
-        'P', 'K', 3, 4, U16(0), U16(0x0800), U16(0), U16(0), U16(0),
-        U32(0), U32(0), U32(0), U16(1), U16(4 + 2),
-        'n',
-        'F', 'B', U16(2), 'Z', 'Z', /* padded all the same */
+        'P',    'K',    3,      4,      U16(0), U16(0x0800), U16(0),
+        U16(0), U16(0), U32(0), U32(0), U32(0), U16(1),      U16(4 + 2),
+        'n',    'F',    'B',    U16(2), 'Z',    'Z', /* padded all the same */
     };
     tio_zip_entry e = placed(0, 11, 16);
     e.crc32 = 0;
@@ -99,11 +98,13 @@ static void test_local_empty_payload(void)
 
 static void test_local_no_padding_due(void)
 {
-    static const uint8_t expected[] = {
-        'P', 'K', 3, 4, U16(0), U16(0x0808), U16(0), U16(0), U16(0),
-        U32(0), U32(0), U32(0), U16(1), U16(4),
-        'n',
-        'F', 'B', U16(0), /* its head is there with nothing in it */
+    static const uint8_t
+        expected
+            [] =
+                {
+                    'P',    'K',    3,      4,      U16(0), U16(0x0808), U16(0),
+                    U16(0), U16(0), U32(0), U32(0), U32(0), U16(1),      U16(4),
+                    'n',    'F',    'B',    U16(0), /* its head is there with nothing in it */
     };
     tio_zip_entry e = placed(5, 29, 64);
     CHECK(e.data_offset == 64);
@@ -116,12 +117,10 @@ static void test_local_no_padding_due(void)
 static void test_local_wide_size(void)
 {
     static const uint8_t expected[] = {
-        'P', 'K', 3, 4, U16(0), U16(0x0808), U16(0), U16(0), U16(0),
-        U32(0), U32(0), U32(0), /* sizes 0 here, too, not all ones */
-        U16(1), U16(20 + 4),
-        'n',
-        U16(1), U16(16), U64(SIX_GIB), U64(0), /* zip64: size, then a compressed size of 0 */
-        'F', 'B', U16(0),
+        'P',    'K',         3,      4,      U16(0),  U16(0x0808),  U16(0), U16(0),
+        U16(0), U32(0),      U32(0), U32(0), /* sizes 0 here, too, not all ones */
+        U16(1), U16(20 + 4), 'n',    U16(1), U16(16), U64(SIX_GIB), U64(0), /* zip64: size, then a compressed size of 0 */
+        'F',    'B',         U16(0),
     };
     tio_zip_entry e = placed(SIX_GIB, 0, 1);
     CHECK(e.data_offset == 55 && e.end_offset == 55 + SIX_GIB + 24);
@@ -131,11 +130,10 @@ static void test_local_wide_size(void)
 static void test_local_wide_offset(void)
 {
     static const uint8_t expected[] = {
-        'P', 'K', 3, 4, U16(0), U16(0x0808), U16(0), U16(0), U16(0),
-        U32(0), U32(0), U32(0), U16(1), U16(12 + 4),
-        'n',
-        U16(1), U16(8), U64(SIX_GIB), /* zip64: the record's own offset */
-        'F', 'B', U16(0),
+        'P',    'K',          3,      4,      U16(0), U16(0x0808), U16(0), U16(0),
+        U16(0), U32(0),       U32(0), U32(0), U16(1), U16(12 + 4), 'n',    U16(1),
+        U16(8), U64(SIX_GIB), /* zip64: the record's own offset */
+        'F',    'B',          U16(0),
     };
     tio_zip_entry e = placed(5, SIX_GIB, 1);
     CHECK(e.data_offset == SIX_GIB + 47 && e.end_offset == SIX_GIB + 47 + 5 + 24);
@@ -145,11 +143,10 @@ static void test_local_wide_offset(void)
 static void test_local_wide_both(void)
 {
     static const uint8_t expected[] = {
-        'P', 'K', 3, 4, U16(0), U16(0x0808), U16(0), U16(0), U16(0),
-        U32(0), U32(0), U32(0), U16(1), U16(28 + 4 + 1),
-        'n',
-        U16(1), U16(24), U64(ONES32), U64(0), U64(SIX_GIB),
-        'F', 'B', U16(1), 'Z',
+        'P',    'K',    3,       4,           U16(0), U16(0x0808),  U16(0),
+        U16(0), U16(0), U32(0),  U32(0),      U32(0), U16(1),       U16(28 + 4 + 1),
+        'n',    U16(1), U16(24), U64(ONES32), U64(0), U64(SIX_GIB), 'F',
+        'B',    U16(1), 'Z',
     };
     tio_zip_entry e = placed(ONES32, SIX_GIB, 64);
     CHECK(e.data_offset == SIX_GIB + 64);
@@ -179,12 +176,25 @@ static void test_descriptor(void)
 static void test_central(void)
 {
     static const uint8_t expected[] = {
-        'P', 'K', 1, 2,
-        U16(0), U16(0),              /* made by, needed */
-        U16(0x0808), U16(0), U16(0), U16(0), /* flags, method, time, date */
-        U32(0x11223344), U32(5), U32(5),
-        U16(1), U16(0), U16(0),      /* name; no extra field, no comment */
-        U16(0), U16(0), U32(0),      /* disk, attributes */
+        'P',
+        'K',
+        1,
+        2,
+        U16(0),
+        U16(0), /* made by, needed */
+        U16(0x0808),
+        U16(0),
+        U16(0),
+        U16(0), /* flags, method, time, date */
+        U32(0x11223344),
+        U32(5),
+        U32(5),
+        U16(1),
+        U16(0),
+        U16(0), /* name; no extra field, no comment */
+        U16(0),
+        U16(0),
+        U32(0), /* disk, attributes */
         U32(29),
         'n',
     };
@@ -196,9 +206,8 @@ static void test_central(void)
 static void test_central_empty_payload(void)
 {
     static const uint8_t expected[] = {
-        'P', 'K', 1, 2, U16(0), U16(0), U16(0x0800), U16(0), U16(0), U16(0),
-        U32(0), U32(0), U32(0), U16(1), U16(0), U16(0), U16(0), U16(0), U32(0), U32(0),
-        'n',
+        'P',    'K',    1,      2,      U16(0), U16(0), U16(0x0800), U16(0), U16(0), U16(0), U32(0),
+        U32(0), U32(0), U16(1), U16(0), U16(0), U16(0), U16(0),      U32(0), U32(0), 'n',
     };
     tio_zip_entry e = placed(0, 0, 64);
     e.crc32 = 0;
@@ -208,25 +217,24 @@ static void test_central_empty_payload(void)
 static void test_central_wide(void)
 {
     static const uint8_t size[] = {
-        'P', 'K', 1, 2, U16(0), U16(0), U16(0x0808), U16(0), U16(0), U16(0),
-        U32(0x11223344), U32(ONES32), U32(ONES32), U16(1), U16(20), U16(0),
-        U16(0), U16(0), U32(0), U32(29),
-        'n',
-        U16(1), U16(16), U64(SIX_GIB), U64(SIX_GIB), /* both sizes true here */
+        'P',          'K',     1,       2,      U16(0),          U16(0),
+        U16(0x0808),  U16(0),  U16(0),  U16(0), U32(0x11223344), U32(ONES32),
+        U32(ONES32),  U16(1),  U16(20), U16(0), U16(0),          U16(0),
+        U32(0),       U32(29), 'n',     U16(1), U16(16),         U64(SIX_GIB),
+        U64(SIX_GIB), /* both sizes true here */
     };
     static const uint8_t offset[] = {
-        'P', 'K', 1, 2, U16(0), U16(0), U16(0x0808), U16(0), U16(0), U16(0),
-        U32(0x11223344), U32(5), U32(5), U16(1), U16(12), U16(0),
-        U16(0), U16(0), U32(0), U32(ONES32),
-        'n',
-        U16(1), U16(8), U64(SIX_GIB),
+        'P',         'K',         1,       2,      U16(0),          U16(0),
+        U16(0x0808), U16(0),      U16(0),  U16(0), U32(0x11223344), U32(5),
+        U32(5),      U16(1),      U16(12), U16(0), U16(0),          U16(0),
+        U32(0),      U32(ONES32), 'n',     U16(1), U16(8),          U64(SIX_GIB),
     };
     static const uint8_t both[] = {
-        'P', 'K', 1, 2, U16(0), U16(0), U16(0x0808), U16(0), U16(0), U16(0),
-        U32(0x11223344), U32(ONES32), U32(ONES32), U16(1), U16(28), U16(0),
-        U16(0), U16(0), U32(0), U32(ONES32),
-        'n',
-        U16(1), U16(24), U64(ONES32), U64(ONES32), U64(ONES32),
+        'P',         'K',         1,       2,      U16(0),          U16(0),
+        U16(0x0808), U16(0),      U16(0),  U16(0), U32(0x11223344), U32(ONES32),
+        U32(ONES32), U16(1),      U16(28), U16(0), U16(0),          U16(0),
+        U32(0),      U32(ONES32), 'n',     U16(1), U16(24),         U64(ONES32),
+        U64(ONES32), U64(ONES32),
     };
     tio_zip_entry e = placed(SIX_GIB, 29, 64);
     CHECK(tio_zip_central_size(&e) == sizeof size);
@@ -252,10 +260,10 @@ static void test_central_directory_attribute(void)
 static void test_tail(void)
 {
     static const uint8_t expected[TIO_ZIP_TAIL_SIZE] = {
-        'P', 'K', 6, 6, U64(44), U16(0x031E), U16(0x002D), U32(0), U32(0),
+        'P',    'K',    6,        6,         U64(44), U16(0x031E), U16(0x002D), U32(0),    U32(0),
         U64(3), U64(3), U64(150), U64(1000), /* entries here, entries, size, offset */
-        'P', 'K', 6, 7, U32(0), U64(1150), U32(1),
-        'P', 'K', 5, 6, U16(0), U16(0), U16(3), U16(3), U32(150), U32(1000), U16(0),
+        'P',    'K',    6,        7,         U32(0),  U64(1150),   U32(1),      'P',       'K',
+        5,      6,      U16(0),   U16(0),    U16(3),  U16(3),      U32(150),    U32(1000), U16(0),
     };
     uint8_t *out = malloc(TIO_ZIP_TAIL_SIZE);
     tio_zip_tail(3, 1000, 150, out);
@@ -266,10 +274,37 @@ static void test_tail(void)
 static void test_tail_wide(void)
 {
     static const uint8_t expected[TIO_ZIP_TAIL_SIZE] = {
-        'P', 'K', 6, 6, U64(44), U16(0x031E), U16(0x002D), U32(0), U32(0),
-        U64(70000), U64(70000), U64(SIX_GIB), U64(SIX_GIB + 1),
-        'P', 'K', 6, 7, U32(0), U64(2 * SIX_GIB + 1), U32(1),
-        'P', 'K', 5, 6, U16(0), U16(0), U16(0xFFFF), U16(0xFFFF), U32(ONES32), U32(ONES32), U16(0),
+        'P',
+        'K',
+        6,
+        6,
+        U64(44),
+        U16(0x031E),
+        U16(0x002D),
+        U32(0),
+        U32(0),
+        U64(70000),
+        U64(70000),
+        U64(SIX_GIB),
+        U64(SIX_GIB + 1),
+        'P',
+        'K',
+        6,
+        7,
+        U32(0),
+        U64(2 * SIX_GIB + 1),
+        U32(1),
+        'P',
+        'K',
+        5,
+        6,
+        U16(0),
+        U16(0),
+        U16(0xFFFF),
+        U16(0xFFFF),
+        U32(ONES32),
+        U32(ONES32),
+        U16(0),
     };
     uint8_t out[TIO_ZIP_TAIL_SIZE];
     tio_zip_tail(70000, SIX_GIB + 1, SIX_GIB, out);

@@ -8,6 +8,7 @@ NumPy's limits (64 dimensions, 2^63 - 1).
 from __future__ import annotations
 
 import io
+import json
 import pickletools
 import random
 import re
@@ -32,7 +33,7 @@ import safetensors.torch  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 
-MUTATIONS = 12_000  # per seed; about 4 s of both readers together
+MUTATIONS = 60_000  # about 2 s of both readers together
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
@@ -138,36 +139,52 @@ def reference_verdict(data: bytes) -> dict[str, Any] | None:
         return None
 
 
-def our_verdict(data: bytes) -> dict[str, Any] | str | None:
-    """What we read; None if refused; a word if refused on purpose."""
+def our_verdict(data: bytes) -> dict[str, Any] | None:
+    """What we read; None if refused."""
     codes = {name: code for code, (name, _) in cases.ST_CODES.items()}
     try:
         with tensorio.open(data, format="safetensors") as checkpoint:
             return {n: (codes[i.dtype], i.shape, checkpoint[n].tobytes()) for n, i in checkpoint.infos.items()}
-    except tensorio.LimitError as error:
-        return "limit" if re.search("dimension|recursion|2\\^63", str(error)) else None
-    except tensorio.FormatError as error:
-        return "duplicate" if "duplicate" in str(error) else None
+    except (tensorio.FormatError, tensorio.UnsupportedError):
+        return None
+
+
+def refused_on_purpose(data: bytes) -> bool:
+    """Whether a key of the header or of its metadata occurs twice, or a shape is beyond NumPy."""
+    found = False
+
+    def check(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal found
+        found = found or len({key for key, _ in pairs}) != len(pairs)
+        shape = dict(pairs).get("shape")
+        if isinstance(shape, list):
+            found = found or len(shape) > 64 or any(isinstance(n, int) and n >= 1 << 63 for n in shape)
+        return dict(pairs)
+
+    json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")], object_pairs_hook=check)
+    return found
 
 
 def test_safetensors_mutations_have_the_references_verdict() -> None:
     rng = random.Random(20240229)
     files = seeds()
-    accepted = 0
+    accepted = purposely = 0
     for i in range(MUTATIONS):
         data = mutated(rng.choice(files), rng)
         ours = our_verdict(data)
         theirs = reference_verdict(data)
-        if ours in ("duplicate", "limit"):
+        if ours is None and theirs is not None and refused_on_purpose(data):
+            purposely += 1
             continue
         assert ours == theirs, f"mutation {i}: {data!r}"
         accepted += ours is not None
     assert accepted > MUTATIONS // 50, "the mutations hardly ever leave a good file: they test nothing"
+    assert purposely < MUTATIONS // 100
 
 
 @pytest.mark.parametrize("data", [
-    hexfile.st_file('{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"\\u0061":{"dtype":"U8","shape":[1],'
-                    '"data_offsets":[0,1]}}', b"x"),
+    hexfile.st_file('{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"\\u0061":{"dtype":"U8","shape":[0],'
+                    '"data_offsets":[0,0]}}'),
     hexfile.st_file('{"__metadata__":{"k":"1","k":"2"}}'),
 ], ids=["tensor", "metadata"])  # fmt: skip
 def test_safetensors_duplicates_are_refused_though_the_reference_reads_them(data: bytes) -> None:
@@ -300,7 +317,7 @@ def test_torch_zip_with_any_number_changed_has_the_references_verdict() -> None:
 @pytest.mark.parametrize("lazy", ["conj", "neg", "both"])
 def test_torch_lazy_bits_read_as_the_values(lazy: str) -> None:
     z = torch.tensor([1 + 2j, -3 + 0.5j])
-    obj = {"conj": z.conj(), "neg": z.conj().imag, "both": torch.stack([z, z]).conj().T.conj()}[lazy]
+    obj = {"conj": z.conj(), "neg": z.conj().imag, "both": torch._neg_view(z.conj())}[lazy]
     theirs = torch.load(io.BytesIO(saved(obj)), weights_only=True)
     want = theirs.resolve_conj().resolve_neg().numpy()
     assert np.array_equal(tensorio.load(saved(obj)), want)

@@ -264,7 +264,7 @@ def open_checkpoint(source: Any, *, format: str | None = None, mmap: bool = True
     storage, path, name = open_storage(source, writable=choices.writable)
     try:
         with error_context(path=name):
-            opened = formats.of_storage(storage, format).open(storage, choices)
+            opened = formats.of_storage(storage, format, name).open(storage, choices)
             _settle(storage, mmap, progress)
             if verify:
                 from tensorio.checkpoint._verify import verify_opened
@@ -281,7 +281,7 @@ def load_file(source: Any, *, format: str | None, mmap: bool, progress: Progress
     """Load a whole file the short way: no table, arrays at once."""
     storage, _, name = open_storage(source, writable=options.writable)
     with error_context(path=name):
-        reader = formats.of_storage(storage, format)
+        reader = formats.of_storage(storage, format, name)
         if not mmap and isinstance(storage, FileStorage):
             reader.open(storage, options)  # a bad header must not cost reading the payload
             storage.read_all(progress)

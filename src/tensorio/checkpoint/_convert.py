@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tensorio._unpickler import Leaf
 from tensorio.dtypes import BY_NAME
 from tensorio.errors import TensorMismatchError, UnsupportedError, error_context, escaped
 from tensorio.formats._base import SaveOptions
@@ -136,15 +137,6 @@ def _plan_tree(
 
     with error_context(path=checkpoint._name):
         return target.plan_tree(tree, leaf, source, options)  # type: ignore[no-any-return]
-
-
-class Leaf:
-    """Stands for a row of the table, as the pickle machine's leaves do."""
-
-    __slots__ = ("row",)
-
-    def __init__(self, row: int) -> None:
-        self.row = row
 
 
 def _unpacked(info: TensorInfo) -> tuple[Any, TensorInfo]:

@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -63,10 +63,8 @@ def exit_codes(ctx: click.Context) -> Iterator[None]:
 
 def _forget_stdout() -> None:
     """Let what is still buffered go nowhere, so that the interpreter does not complain at exit."""
-    try:
+    with suppress(OSError, ValueError, AttributeError):  # not a real stream: nothing is flushed at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError, AttributeError):
-        pass  # not a real stream, so nothing is flushed at exit either
 
 
 @click.group(cls=Tool, context_settings={"help_option_names": ["-h", "--help"]})
@@ -81,7 +79,7 @@ def cli() -> None:
       2    wrong use: an unknown option, a path that can't be opened
       130  interrupted
       141  the reader of the output closed the pipe
-    """
+    """  # noqa: D301  (click wants the backspace itself)
 
 
 for command in (inspect, verify, convert, demo):

@@ -77,9 +77,7 @@ def _stored(stored: Stored) -> dict[str, Any]:
 def _tensor(info: TensorInfo) -> dict[str, Any]:
     from tensorio.cli._view import flag_names
 
-    chunks = [
-        {"offsets": c.offsets, "shape": c.shape, "strides": c.strides, **c.extent._asdict()} for c in info.chunks
-    ]
+    chunks = [{"offsets": c.offsets, "shape": c.shape, "strides": c.strides, **c.extent._asdict()} for c in info.chunks]
     return {
         "fqn": info.fqn, "dtype": info.dtype, "shape": info.shape, "nbytes": info.nbytes, "numel": info.numel,
         "packed": info.packed, "contiguous": info.contiguous, "flags": flag_names(info.flags), "chunks": chunks,

@@ -81,13 +81,13 @@ class Stored:
     Attributes
     ----------
     records : int
-        Records that hold payload of tensors.
+        Records that hold tensors.
     nbytes : int
         Their bytes (unpacked, if they are deflated).
     reached : int
         Bytes of them within the extent of at least one tensor.
     others, others_nbytes : int
-        Records that hold no payload: the pickle, version notes, code.
+        Records that hold no tensors: the pickle, version notes, code.
     partly : list of Partial
         Most unreached bytes first.
     """

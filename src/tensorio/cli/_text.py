@@ -90,24 +90,22 @@ def complain(problem: object) -> None:
 
 def size(nbytes: float) -> str:
     """Return a size in bytes for people: ``1.5 KiB``."""
-    if nbytes < 1024:
-        return f"{nbytes:.0f} B"
-    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        nbytes /= 1024
-        if nbytes < 999.95:
-            break
-    return f"{nbytes:.1f} {unit}"
+    return f"{nbytes:.0f} B" if nbytes < 1024 else _scaled(nbytes, 1024, ("KiB", "MiB", "GiB", "TiB", "PiB"), ".1f")
 
 
 def elements(count: float) -> str:
     """Return a number of elements for people: ``6.74 G``."""
-    if count < 10_000:
-        return f"{count:.0f}"
-    for unit in "KMGTP":
-        count /= 1000
-        if count < 999.5:
-            break
-    return f"{count:.3g} {unit}"
+    return f"{count:.0f}" if count < 10_000 else _scaled(count, 1000, ("K", "M", "G", "T", "P"), ".3g")
+
+
+def _scaled(number: float, step: int, units: Sequence[str], form: str) -> str:
+    """A number in the largest unit that leaves something in front of the point (999.95 would show as 1000.0)."""
+    number /= step
+    power = 0
+    while number >= 999.5 and power < len(units) - 1:
+        number /= step
+        power += 1
+    return f"{number:{form}} {units[power]}"
 
 
 def percent(part: int, whole: int) -> str:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tensorio.cli._outline import Line, lines, outline
-from tensorio.cli._survey import LEVELS_MAX, Entry, Share, Survey
+from tensorio.cli._survey import LEVELS_MAX, Entry, Partial, Share, Survey
 from tensorio.cli._text import Cell, Sheet, elements, percent, shape_text, shown, size, some
 from tensorio.tensors import CONJ, NEG, PARAMETER, REQUIRES_GRAD
 
@@ -93,7 +93,8 @@ def _line_cells(line: Line, guide: str, notes: dict[str, str]) -> tuple[Cell, ..
     entry = line.node.entry
     times = f"x{line.times}" if line.times > 1 else ""
     if entry is None:
-        return Cell(line.label, "bold", guide), Cell(), Cell(), Cell(size(line.nbytes), "dim"), Cell(), Cell(times, "cyan")
+        total = Cell(size(line.nbytes), "dim")
+        return Cell(line.label, "bold", guide), Cell(), Cell(), total, Cell(), Cell(times, "cyan")
     if entry.tensor is not None:
         return Cell(line.label, "", guide), *_tensor_cells(entry.tensor, notes, times)
     style = "yellow" if entry.kind == "refused" else "magenta"
@@ -189,25 +190,30 @@ def _add_rest(sheet: Sheet, count: int, most: int | None) -> None:
 
 
 def _stored(facts: Survey) -> Sheet:
-    """What of the file's payload tensors reach, and which records they reach in part."""
+    """What is stored, and what of it no tensor reaches."""
     stored = facts.stored
     sheet = _titled("stored", "<>>>")
-    whole = stored.reached == stored.nbytes
-    records = some(stored.records, "record")
-    sheet.add(f"  {size(stored.nbytes)} in {records}" + (", all of it reached by tensors" if whole and stored.records else ""))
-    if not whole:
-        lost = stored.nbytes - stored.reached
-        share = percent(lost, stored.nbytes)
-        sheet.add(Cell(f"  {size(lost)} ({share}) of it is reached by no tensor; save(..., compact=True) leaves it out",
-                       "yellow"))  # fmt: skip
-        for part in stored.partly[:PARTLY_MAX]:
-            reach = f"{size(part.reached)} of {size(part.nbytes)}"
-            sheet.add(f"    {shown(part.record)}", Cell(reach, "green"), Cell(_names(part.fqns) or "no tensor"))
-        if len(stored.partly) > PARTLY_MAX:
-            sheet.add(Cell(f"    ... and {len(stored.partly) - PARTLY_MAX:,} more such records (--json has all)", "dim"))
+    lost = stored.nbytes - stored.reached
+    remark = ", all of it reached by tensors" if stored.records and not lost else ""
+    sheet.add(f"  {size(stored.nbytes)} in {some(stored.records, 'record')}{remark}")
+    if lost:
+        remark = (
+            f"({percent(lost, stored.nbytes)}) of it is reached by no tensor; save(..., compact=True) leaves it out"
+        )
+        sheet.add(Cell(f"  {size(lost)} {remark}", "yellow"))
+        _add_partly(sheet, stored.partly)
     if stored.others:
-        sheet.add(Cell(f"  {size(stored.others_nbytes)} in {some(stored.others, 'other record')} (structure, no payload)", "dim"))
+        remark = f"{some(stored.others, 'other record')} (structure, no tensors)"
+        sheet.add(Cell(f"  {size(stored.others_nbytes)} in {remark}", "dim"))
     return sheet
+
+
+def _add_partly(sheet: Sheet, partly: list[Partial]) -> None:
+    for part in partly[:PARTLY_MAX]:
+        reach = Cell(f"{size(part.reached)} of {size(part.nbytes)}", "green")
+        sheet.add(f"    {shown(part.record)}", reach, _names(part.fqns) or "no tensor")
+    if len(partly) > PARTLY_MAX:
+        sheet.add(Cell(f"    ... and {len(partly) - PARTLY_MAX:,} more such records (--json has all)", "dim"))
 
 
 def _sharing(facts: Survey, most: int | None) -> Sheet:

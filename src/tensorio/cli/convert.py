@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import time
+from collections.abc import Iterator
+from itertools import groupby
 
 import click
 
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
+from tensorio.errors import UnsafePickleError
 from tensorio.formats import names
 
 __all__ = ["convert"]
 
 DROPPED_MAX = 20  # names listed of what was dropped
-LABEL_MAX = 30
+LABEL_MAX = 30  # columns of a file's name beside its bar
+SPEED_NBYTES = 16 << 20  # below that, a speed is noise
 
 
 @click.command(short_help="Write a file again in another format.")
@@ -21,7 +26,7 @@ LABEL_MAX = 30
 @click.argument("target", metavar="DST", type=click.Path())
 @click.option("--format", "format_", type=click.Choice(names()), help="Of DST; by its suffix if not given.")
 @click.option("--unknown", type=click.Choice(("error", "opaque")), default="error", show_default=True,
-              help="Pickled objects of classes that are not harmless: refuse the file, or keep them as data.")  # fmt: skip
+              help="Objects of classes that are not harmless: refuse the file, or keep them as data.")  # fmt: skip
 def convert(source: str, target: str, format_: str | None, unknown: str) -> None:
     """Write the tensors of SRC to DST, straight from the mapping: under 64 MiB of memory, whatever the size.
 
@@ -37,14 +42,18 @@ def convert(source: str, target: str, format_: str | None, unknown: str) -> None
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="DST") from None
     start = time.perf_counter()
-    with bar(cut_middle(shown(os.path.basename(target)), LABEL_MAX)) as progress:
-        dropped = tensorio.convert(source, target, format=format_, unknown=unknown, progress=progress)
+    try:
+        with bar(cut_middle(shown(os.path.basename(target)), LABEL_MAX)) as progress:
+            dropped = tensorio.convert(source, target, format=format_, unknown=unknown, progress=progress)
+    except UnsafePickleError as error:
+        error.message = error.message.replace("unknown='opaque'", "--unknown opaque")  # what it is called here
+        raise
     console().print(_sheet(target, chosen.NAME, dropped, time.perf_counter() - start))
 
 
 def _sheet(target: str, format_: str, dropped: list[str], seconds: float) -> Sheet:
     nbytes = os.path.getsize(target)
-    speed = f", {size(nbytes / seconds)}/s" if seconds > 0.05 else ""
+    speed = f", {size(nbytes / seconds)}/s" if nbytes >= SPEED_NBYTES else ""
     sheet = Sheet("<<")
     sheet.add(Cell(shown(target), "bold"), f"{format_}, {size(nbytes)} in {seconds:.2f} s{speed}")
     if not dropped:
@@ -52,8 +61,16 @@ def _sheet(target: str, format_: str, dropped: list[str], seconds: float) -> She
         return sheet
     sheet.add(Cell(f"  dropped, since {format_} can't hold {'it' if len(dropped) == 1 else 'them'}: "
                    f"{some(len(dropped), 'value')}", "yellow"))  # fmt: skip
-    for name in dropped[:DROPPED_MAX]:
-        sheet.add(f"    {shown(name) or '(the object itself)'}")
-    if len(dropped) > DROPPED_MAX:
-        sheet.add(Cell(f"    ... and {len(dropped) - DROPPED_MAX:,} more", "dim"))
+    groups = list(_grouped(dropped))
+    for name, count in groups[:DROPPED_MAX]:
+        sheet.add(f"    {shown(name) or '(the object itself)'}", Cell(f"x{count:,}" if count > 1 else "", "dim"))
+    if len(groups) > DROPPED_MAX:
+        sheet.add(Cell(f"    ... and {len(groups) - DROPPED_MAX:,} more", "dim"))
     return sheet
+
+
+def _grouped(names: list[str]) -> Iterator[tuple[str, int]]:
+    """Yield the names, neighbours that differ in their last number as one ending in ``*``."""
+    for name, group in groupby(names, lambda name: re.sub(r"(?<=\.)[0-9]+$", "*", name)):
+        members = list(group)
+        yield (name, len(members)) if len(members) > 1 else (members[0], 1)

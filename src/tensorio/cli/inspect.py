@@ -26,7 +26,7 @@ MODULES_MAX = 12  # rows of the table by module before one level less is shown
 @click.option("--flat", is_flag=True, help="One row per tensor, in the file's order, instead of a tree.")
 @click.option("--no-fold", is_flag=True, help="In the tree, show each of the modules that differ only in their number.")
 @click.option("--limit", type=click.IntRange(min=0), metavar="ROWS",
-              help="Most rows of each list; 0 shows all.  [default: 200, and 24 of the lists below the tensors]")  # fmt: skip
+              help="Most rows of each list; 0 shows all.  [default: 200, and 24 below the tensors]")  # fmt: skip
 @click.option("--depth", type=click.IntRange(min=1), metavar="N",
               help="Levels of the names in the totals by module.  [default: 2, or 1 if that is long]")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
@@ -60,7 +60,7 @@ def inspect(path: str, flat: bool, no_fold: bool, limit: int | None, depth: int 
                     nbytes}]}]; offset is in bytes from the start of the file
                     where storage is 0, else of a record unpacked on first use
       others        [{path, type, text}]: values and refused objects, in short
-    """
+    """  # noqa: D301  (click wants the backspace itself)
     import tensorio
     from tensorio.cli._survey import survey
 
@@ -105,7 +105,9 @@ def _no_garbage() -> Iterator[None]:
             gc.enable()
 
 
-def _draw(checkpoint: Checkpoint, facts: Survey, path: str, *, flat: bool, fold: bool, limit: int | None, depth: int) -> None:
+def _draw(
+    checkpoint: Checkpoint, facts: Survey, path: str, *, flat: bool, fold: bool, limit: int | None, depth: int
+) -> None:
     """Print everything for people."""
     from tensorio.cli import _view
     from tensorio.cli._text import console

@@ -18,6 +18,7 @@ __all__ = ["verify"]
 
 BAD_FILE, WRONG_USE = 1, 2
 LABEL_MAX = 30  # columns of a file's name beside its bar
+SPEED_NBYTES = 16 << 20  # below that, a speed is noise
 
 
 @click.command(short_help="Recompute a file's checksums.")
@@ -64,9 +65,9 @@ def _sheet(path: str, report: Report, seconds: float) -> Sheet:
         at = f" at byte {problem.offset}" if problem.offset is not None else ""
         sheet.add(Cell(f"  bad record {shown(problem.record)}{at}: {printable(problem.message)}", "red"))
     if report.checked:
-        speed = f", {size(report.checked / seconds)}/s" if seconds > 0.05 else ""
-        sheet.add(f"  {size(report.checked)} of {some(report.records, 'record')} match their checksums{speed}" if report.ok
-                  else f"  {size(report.checked)} of {some(report.records, 'record')} checked{speed}")  # fmt: skip
+        speed = f", {size(report.checked / seconds)}/s" if report.checked >= SPEED_NBYTES else ""
+        right = ", all right" if report.ok else ""
+        sheet.add(f"  {size(report.checked)} in {some(report.records, 'record')} checked{right}{speed}")
     sheet.add(Cell(f"  not covered: {_not_covered(report)}", "dim"))
     return sheet
 
@@ -83,4 +84,4 @@ def _not_covered(report: Report) -> str:
     if report.format == "safetensors":
         return f"{size(report.unchecked)}, all payload: the format has no checksums; the structure is valid"
     payload = f"{size(report.unchecked)} of payload without a checksum, and " if report.unchecked else ""
-    return f"{payload}headers and padding between records, which have none (the structure is valid)"
+    return f"{payload}headers and the padding between records (the structure is valid)"

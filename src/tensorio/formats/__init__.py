@@ -13,7 +13,7 @@ from typing import cast
 
 from tensorio.errors import UnknownFormatError, UnsupportedError
 from tensorio.formats._base import Format
-from tensorio.formats._looks import looks_like
+from tensorio.formats._looks import looks_like, unknown
 from tensorio.storage import Storage
 
 __all__ = ["for_target", "get", "names", "of_storage", "target_name"]
@@ -37,8 +37,11 @@ def get(name: str) -> Format:
     return cast(Format, importlib.import_module(f"tensorio.formats.{name}"))
 
 
-def of_storage(storage: Storage, name: str | None = None) -> Format:
+def of_storage(storage: Storage, name: str | None = None, path: str = "") -> Format:
     """Return the format of a file, by content; `name` asks for one and skips the question.
+
+    A file that nobody recognises, and that looks like nothing else either, goes
+    to the format that its suffix names, whose own error says more.
 
     Raises
     ------
@@ -51,7 +54,12 @@ def of_storage(storage: Storage, name: str | None = None) -> Format:
     for candidate in _NAMES:
         if get(candidate).recognises(head, storage.nbytes):
             return get(candidate)
-    raise UnknownFormatError(looks_like(head, storage))
+    guess = looks_like(head, storage)
+    suffix = os.path.splitext(path)[1].lower()
+    for candidate in _NAMES:
+        if guess is None and suffix in get(candidate).OPENED_BY_SUFFIX:
+            return get(candidate)
+    raise UnknownFormatError(guess or unknown(head, storage))
 
 
 def for_target(target: object, name: str | None = None) -> Format:

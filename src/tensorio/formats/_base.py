@@ -105,7 +105,8 @@ class Format(Protocol):
     """One module of this package."""
 
     NAME: str
-    SUFFIXES: tuple[str, ...]
+    SUFFIXES: tuple[str, ...]  # of the files it writes
+    OPENED_BY_SUFFIX: tuple[str, ...]  # that alone make it try a file it does not recognise
 
     def recognises(self, head: bytes, size: int) -> bool:
         """Tell from the first bytes whether the file is meant to be of this format."""

@@ -1,8 +1,4 @@
-"""The user's objects as tensors to be written: NumPy, torch, and anything that speaks DLPack.
-
-torch is looked up in ``sys.modules`` and never imported: an object can't be a
-torch tensor before somebody else imported torch.
-"""
+"""The user's objects as tensors to be written, for formats that hold names and tensors only."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tensorio.arraylike import as_numpy, is_tensor
 from tensorio.dtypes import BY_NAME, DTYPES
 from tensorio.errors import TensorMismatchError, UnsupportedError, escaped
 from tensorio.plan import PIECE, Payloads
@@ -17,22 +14,7 @@ from tensorio.plan import PIECE, Payloads
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Items", "as_numpy", "c_order", "is_foreign_tensor", "is_tensor", "items_of"]
-
-
-def is_tensor(obj: object) -> bool:
-    """Tell whether an object is written as a tensor."""
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if numpy is not None and isinstance(obj, numpy.ndarray):
-        return True
-    if torch is not None and isinstance(obj, torch.Tensor):
-        return True
-    return is_foreign_tensor(obj)
-
-
-def is_foreign_tensor(obj: object) -> bool:
-    """Tell whether an object of some other array library is written as a tensor."""
-    return hasattr(type(obj), "__dlpack__")
+__all__ = ["Items", "c_order", "items_of"]
 
 
 class Items:
@@ -144,13 +126,6 @@ def _add(items: Items, name: str, tensor: Any) -> None:
     _add_numpy(items, name, tensor if isinstance(tensor, np.ndarray) else as_numpy(tensor))
 
 
-def as_numpy(obj: Any) -> np.ndarray[Any, Any]:
-    """Return the array of an object of some other array library; copies: no, if that library can avoid it."""
-    import numpy as np
-
-    return np.asarray(obj) if hasattr(obj, "__array__") else np.from_dlpack(obj)
-
-
 def _add_numpy(items: Items, name: str, array: np.ndarray[Any, Any]) -> None:
     from tensorio import _source
 
@@ -181,7 +156,7 @@ def c_order(array: np.ndarray[Any, Any], finish: Callable[[Any], Any] | None = N
 
     if array.nbytes <= PIECE or array.ndim == 0:
         piece = np.ascontiguousarray(array if finish is None else finish(array))
-        yield memoryview(piece.reshape(-1).view(np.uint8)) if piece.size else memoryview(b"")
+        yield memoryview(piece.reshape(-1).view(np.uint8)) if piece.size else memoryview(b"")  # type: ignore[arg-type]
         return
     step = PIECE * len(array) // array.nbytes
     for start in range(0, len(array), max(step, 1)):
@@ -195,6 +170,7 @@ def _add_torch(items: Items, name: str, tensor: Any) -> None:
     if described is None or not described[4]:
         tensor = _plain_torch(name, tensor)
         described = _source.describe_torch(tensor)
+    assert described is not None
     code, shape, nbytes, address, _ = described
     payloads = items.add(name, DTYPES[code].name, shape)
     payloads.keep.append(tensor)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tensorio.errors import escaped
 from tensorio.storage import Storage
 
-__all__ = ["looks_like"]
+__all__ = ["looks_like", "unknown"]
 
 # Signature, what it is, what to do. Sources: the formats' own specifications.
 _SIGNATURES: tuple[tuple[bytes, str, str], ...] = (
@@ -30,10 +30,15 @@ _SIGNATURES: tuple[tuple[bytes, str, str], ...] = (
 )  # fmt: skip
 
 
-def looks_like(head: bytes, storage: Storage) -> str:
-    """Say in one line what the file seems to be and what to do."""
+def looks_like(head: bytes, storage: Storage) -> str | None:
+    """Say in one line what the file seems to be and what to do; None if it looks like nothing known."""
     for kind, advice in _guesses(head, storage):
         return f"not a checkpoint that tensorio knows: it looks like {kind}; {advice}"
+    return None
+
+
+def unknown(head: bytes, storage: Storage) -> str:
+    """Say in one line that nothing is known of the file."""
     return (
         f"not a checkpoint that tensorio knows: expected a torch zip archive or a safetensors file, "
         f"found {storage.nbytes} bytes that begin with {escaped(head[:16])}"

@@ -14,7 +14,7 @@ input; metadata keys, which it writes in random order, are sorted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tensorio import _core
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 NAME = "safetensors"
 SUFFIXES = (".safetensors",)
+OPENED_BY_SUFFIX = SUFFIXES
 
 # Format code -> canonical name.
 DTYPES = {
@@ -84,7 +85,7 @@ def load(storage: Storage, options: OpenOptions) -> object:
     return tensors
 
 
-def _views(rows: array[int], dims: array[int], storage: Storage) -> list[object]:
+def _views(rows: array[int], dims: array[int], storage: Storage) -> Sequence[object]:
     from tensorio import _arrays
 
     return _arrays.views(rows, dims, [storage.lease()])

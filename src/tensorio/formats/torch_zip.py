@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 NAME = "torch_zip"
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+OPENED_BY_SUFFIX = ()
 
 LOCAL_HEADER = b"PK\x03\x04"
 PICKLE = "data.pkl"
@@ -203,7 +204,7 @@ def byteswapped(data: memoryview | bytes, unit: int) -> memoryview:
     """Return a copy with the bytes of each `unit` bytes reversed."""
     import numpy as np
 
-    return memoryview(np.frombuffer(data, f"u{unit}").byteswap().view(np.uint8))
+    return memoryview(np.frombuffer(data, f"u{unit}").byteswap().view(np.uint8))  # type: ignore[arg-type]
 
 
 def open(storage: Storage, options: OpenOptions) -> Opened:

@@ -1,0 +1,107 @@
+# The one tool of development: `make` builds, `make test` tests, `make demo` shows. See CONTRIBUTING.md.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+CC_STRICT = -std=c11 -O2 -Wall -Wextra -Wconversion -Wshadow -Werror
+C_TESTS = $(basename $(notdir $(wildcard tests/c/test_*.c)))
+C_STYLED = $(filter-out csrc/crc32_tables.h,$(wildcard csrc/*.[ch] tests/c/*.[ch]))
+SOURCES = $(wildcard csrc/*.[ch] src/tensorio/*.pyx src/tensorio/*.pxd) setup.py pyproject.toml
+PYTEST = $(BIN)/python -m pytest
+
+.PHONY: all test demo bench lint type ccheck ctest ctest-arm pythons sdist format clean
+.DELETE_ON_ERROR:
+
+all: $(VENV)/.test
+
+# An environment with the package in place and what its tests need. Made anew when sources of the build change.
+$(VENV)/.test: $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -e '.[test]'
+	touch $@
+
+$(VENV)/.demo: $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -f $(VENV)/.test || $(BIN)/python -m pip install -q -e '.[cli]'
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.test
+	$(BIN)/python -m pip install -q -e '.[bench]'
+	touch $@
+
+$(VENV)/.lint: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q 'ruff>=0.8' 'cython-lint>=0.16' 'codespell>=2.3' 'clang-format>=18'
+	touch $@
+
+$(VENV)/.type: $(VENV)/.test
+	$(BIN)/python -m pip install -q 'mypy>=1.13'
+	touch $@
+
+test: $(VENV)/.test
+	$(PYTEST) $(T)
+
+demo: $(VENV)/.demo
+	$(BIN)/python -m tensorio demo
+
+bench: $(VENV)/.bench
+	$(PYTEST) bench --benchmark-only -q $(T)
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/cython-lint --max-line-length=120 src/tensorio
+	$(BIN)/clang-format --dry-run --Werror $(C_STYLED)
+	$(BIN)/codespell src csrc tests bench docs tools *.md Makefile
+	$(BIN)/python tools/gen_crc32_tables.py --check
+
+format: $(VENV)/.lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(C_STYLED)
+
+type: $(VENV)/.type
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest tensorio._core tensorio._arrays tensorio._source tensorio._unpickler tensorio._pickler
+
+# The C core by itself, with every compiler there is.
+ccheck:
+	for cc in gcc clang; do \
+		command -v $$cc >/dev/null || { echo "no $$cc here"; continue; }; \
+		for f in csrc/*.c; do $$cc $(CC_STRICT) -Icsrc -c $$f -o /dev/null || exit 1; done; \
+	done
+
+# The C tests under sanitizers, and for 64-bit ARM under emulation.
+ctest:
+	mkdir -p build/c
+	for t in $(C_TESTS); do \
+		$(CC) -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -Icsrc -Itests/c \
+			tests/c/$$t.c csrc/*.c -o build/c/$$t && build/c/$$t || exit 1; \
+	done
+
+ARM_CC = aarch64-linux-gnu-gcc
+ARM_RUN = qemu-aarch64 -L /usr/aarch64-linux-gnu
+ctest-arm:
+	mkdir -p build/arm
+	for t in $(C_TESTS); do \
+		$(ARM_CC) $(CC_STRICT) -Icsrc -Itests/c tests/c/$$t.c csrc/*.c -o build/arm/$$t \
+			&& $(ARM_RUN) build/arm/$$t || exit 1; \
+	done
+
+# Build a wheel from the sdist in an empty environment, and import it from elsewhere.
+sdist:
+	rm -rf build/sdist && mkdir -p build/sdist
+	$(PYTHON) -m venv build/sdist/tools && build/sdist/tools/bin/python -m pip install -q build
+	build/sdist/tools/bin/python -m build -q --sdist -o build/sdist .
+	$(PYTHON) -m venv build/sdist/venv
+	build/sdist/venv/bin/python -m pip install -q build/sdist/tensorio-*.tar.gz
+	cd build/sdist && venv/bin/python -c "import tensorio, numpy as np; \
+		tensorio.save({'w': np.arange(6.0)}, 'w.pt'); assert tensorio.load('w.pt')['w'][5] == 5"
+
+# Every Python there is: build, and run the tests that need no framework.
+pythons:
+	tools/check_pythons.sh
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks src/*.egg-info
+	rm -f src/tensorio/*.so src/tensorio/_*.c
+	find . -name __pycache__ -not -path './.venv/*' -exec rm -rf {} +

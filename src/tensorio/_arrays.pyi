@@ -1,0 +1,17 @@
+from array import array
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+from typing_extensions import Buffer
+
+make_view: Any
+
+@final
+class Lease:
+    def __new__(cls, obj: Buffer, writable: bool = False) -> Lease: ...
+
+def view(
+    lease: Lease, dtype: int, shape: Sequence[int], strides: Sequence[int], offset: int, nbytes: int
+) -> np.ndarray[Any, Any]: ...
+def views(rows: array[int], dims: array[int], leases: list[Lease]) -> list[np.ndarray[Any, Any]]: ...

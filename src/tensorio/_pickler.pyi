@@ -1,0 +1,7 @@
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+def dumps(
+    obj: object, leaf: Callable[[Any], tuple[Any, ...]] | None = None, compact: bool = False
+) -> tuple[bytes, array[int], array[int], array[int], list[object]]: ...
