@@ -225,8 +225,9 @@ ZIP_LIES: dict[str, tuple[bytes, Any, str]] = {
     "byteorder_middle": (with_records(lambda r: setattr(r[BYTEORDER], "data", b"middle")), HeaderError, "middle"),
     "byteorder_not_ascii": (with_records(lambda r: setattr(r[BYTEORDER], "data", b"\xff\xfe")), HeaderError, "ASCII"),
     # checksums
-    "crc_of_the_pickle": (archive(rec_0={"central": {"crc": 1}}), ChecksumError, "data.pkl"),
-    "crc_of_a_small_record": (archive(rec_4={"central": {"crc": 1}}), ChecksumError, "data/0"),
+    "crc_of_the_pickle": (archive(rec_0={"descriptor": False, "local": {"crc": 1}, "central": {"crc": 1}}), ChecksumError, "data.pkl"),
+    "crc_of_a_small_record": (archive(rec_4={"descriptor": False, "local": {"crc": 1}, "central": {"crc": 1}}), ChecksumError, "data/0"),
+    "descriptor_crc": (archive(rec_5={"central": {"crc": 1}}), (HeaderError, ChecksumError), "(?i)crc"),
     # the end
     "one_record_more": (archive(end={"here": 9, "total": 9}, zip64=False), FormatError, "."),
     "one_record_less": (archive(end={"here": 7, "total": 7}, zip64=False), HeaderError, "."),

@@ -116,7 +116,9 @@ class Survey:
     overlapping : list of list of str
         Names on different bytes that overlap, directly or through one another.
     values : int
-        How many leaves are no tensors (`entries` has at most `VALUES_MAX` of them).
+        How many leaves are no tensors.
+    left_out : int
+        Values and refused objects beyond the first `VALUES_MAX`, which `entries` does not have.
     refused : Counter
         How often each class occurs that is not allowed.
     """
@@ -128,6 +130,7 @@ class Survey:
     tied: list[list[str]] = field(default_factory=list)
     overlapping: list[list[str]] = field(default_factory=list)
     values: int = 0
+    left_out: int = 0
     refused: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -197,7 +200,9 @@ def _walk(checkpoint: Checkpoint, infos: list[TensorInfo], out: Survey) -> None:
             out.refused[f"{node.module}.{node.name}"] += 1  # type: ignore[attr-defined]
         else:
             out.values += 1
-        if kept < VALUES_MAX:
+        if kept == VALUES_MAX:
+            out.left_out += 1
+        else:
             kept += 1
             out.entries.append(Entry(path, None, "refused" if refused else type(node).__name__, value_text(node)))
 

@@ -77,9 +77,11 @@ def tree(facts: Survey, most: int | None, *, fold: bool, ascii_only: bool) -> Sh
         if line.rails:
             guide += rails[2 if line.rails[-1] else 3]
         sheet.add(*_line_cells(line, guide, notes))
-    rest = [line.times for line in below if line.node.entry is None or line.node.entry.tensor is not None]
+    rest = sum(1 for _ in below)
     if rest:
-        sheet.add(Cell(f"... and {some(len(rest), 'more row')}; --limit 0 shows all", "dim"))
+        sheet.add(Cell(f"... and {some(rest, 'more row')}; --limit 0 shows all", "dim"))
+    if facts.left_out:
+        sheet.add(Cell(f"... and {some(facts.left_out, 'other value')} too many to show", "dim"))
     return sheet
 
 
@@ -235,7 +237,7 @@ def _pairs(title: str, rows: Iterable[tuple[str, str]], count: int, most: int | 
     sheet = _titled(title, "<<<")
     for name, value in islice(rows, most):
         sheet.add(Cell(f"  {name}"), Cell(value, "magenta"))
-    _add_rest(sheet, count, most)
+    _add_rest(sheet, count, len(sheet.rows) - 1 if most is None else most)
     return sheet
 
 
