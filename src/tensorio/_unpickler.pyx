@@ -65,6 +65,17 @@ cdef enum:
     MAX_KEY_NODES = 64
     MAX_TUPLE_KEYS = 4096  # per pickle: their hash is not salted, so that they can be made to collide
     MAX_REFUSED = 1000     # refused names listed
+    # What objects made by one opcode take, in bytes: measured with sys.getsizeof on CPython 3.11, rounded up.
+    COST_OBJECT = 64
+    COST_DICT = 96
+    COST_ORDERED_DICT = 320
+    COST_SET = 256
+    COST_OPAQUE = 512
+    COST_ITEM = 72         # of a dict or set, with the room they keep free
+    COST_TENSOR = 320      # an array, or a leaf and its row
+    # Promise P3 of docs/security.md: a pickle costs at most this much memory, plus 32 times its bytes.
+    BUDGET_FIXED = 64 << 20
+    BUDGET_PER_BYTE = 32
 
 # |int| below this is its own hash; from here on, many ints share one (CPython's _PyHASH_MODULUS).
 cdef long long _HASH_MODULUS = (1LL << 61) - 1
@@ -230,6 +241,7 @@ cdef class _Machine:
     cdef int64_t *dims
     cdef Py_ssize_t n_dims, dims_room
     cdef int tuple_keys
+    cdef int64_t budget  # bytes that may still be made
     cdef dict opaque
     cdef readonly list refused
 
@@ -258,6 +270,8 @@ cdef class _Machine:
         self.wanted = wanted
         self.opaque = {}
         self.refused = []
+        # A third of what is promised is left for what this does not count: the stack, the memo, fragmentation.
+        self.budget = (BUDGET_FIXED + BUDGET_PER_BYTE * <int64_t> self.n) // 3 * 2
         if leases is not None:
             from tensorio import _arrays
             import numpy
@@ -363,6 +377,15 @@ cdef class _Machine:
         self.floor = self.marks[self.mp - 1] if self.mp else 0
         return height
 
+    cdef inline int charge(self, int64_t nbytes) except -1:
+        """Count what an opcode makes."""
+        self.budget -= nbytes
+        if self.budget < 0:
+            raise LimitError(
+                f"pickle of {self.n} bytes that would take over {BUDGET_PER_BYTE} times its size in memory",
+                offset=self.at)
+        return 0
+
     # ------------------------------------------------------------ the memo
 
     cdef int memo_grow(self, Py_ssize_t index) except -1:
@@ -439,6 +462,7 @@ cdef class _Machine:
         return self.take(<Py_ssize_t> count)
 
     cdef int text(self, const uint8_t *p, uint64_t count) except -1:
+        self.charge(COST_OBJECT + <int64_t> count)
         try:
             return self.push(PyUnicode_DecodeUTF8(<const char *> p, <Py_ssize_t> count, NULL))
         except UnicodeDecodeError:
@@ -478,6 +502,7 @@ cdef class _Machine:
             module, name, _ = key.decode("utf-8").split("\n")
         except (UnicodeDecodeError, ValueError):
             self.wrong("a name that is not UTF-8, or has a newline")
+        self.charge(COST_OPAQUE + 4 * len(key))
         found = _Opaque(module, name)
         self.opaque[key] = found
         if len(self.refused) < MAX_REFUSED:
@@ -505,7 +530,9 @@ cdef class _Machine:
     cdef int op_tuple(self, Py_ssize_t height) except -1:
         """Everything above `height` becomes one tuple; references move, none is made."""
         cdef Py_ssize_t i, count = self.sp - height
-        cdef PyObject *t = PyTuple_New_raw(count)
+        cdef PyObject *t
+        self.charge(COST_OBJECT + 8 * count)
+        t = PyTuple_New_raw(count)
         if t == NULL:
             raise MemoryError()
         for i in range(count):
@@ -518,7 +545,9 @@ cdef class _Machine:
         return 0
 
     cdef int op_list(self, Py_ssize_t height) except -1:
-        cdef list out = [<object> self.stack[i] for i in range(height, self.sp)]
+        cdef list out
+        self.charge(COST_DICT + 8 * (self.sp - height))
+        out = [<object> self.stack[i] for i in range(height, self.sp)]
         self.drop(height)
         return self.push(out)
 
@@ -538,6 +567,7 @@ cdef class _Machine:
         if not PyDict_CheckExact(target) and not PyODict_CheckExact(target) and type(target) is not _Counter:
             self.expected("a dict", target)
         before = PyDict_Size(target)
+        self.charge(COST_ITEM * (self.sp - height) // 2)
         for i in range(height, self.sp, 2):
             key = <object> self.stack[i]
             if not PyUnicode_CheckExact(key):
@@ -573,6 +603,7 @@ cdef class _Machine:
         target = <object> self.stack[height - 1]
         if type(target) is not set:
             self.expected("a set", target)
+        self.charge(COST_ITEM * (self.sp - height))
         for i in range(height, self.sp):
             self.check_key(<object> self.stack[i])
             (<set> target).add(<object> self.stack[i])
@@ -622,6 +653,7 @@ cdef class _Machine:
     cdef object call(self, object callee, tuple args):
         cdef int kind
         if type(callee) is _Opaque:
+            self.charge(COST_OPAQUE)
             return _Opaque(callee.module, callee.name, args)
         if type(callee) is not _Global:
             self.expected("something to call", callee)
@@ -647,6 +679,8 @@ cdef class _Machine:
             raise
 
     cdef object call_rare(self, int kind, _Global callee, tuple args):
+        # What the functions below make is an object of fixed size, plus at most a copy of their first argument.
+        self.charge(COST_OPAQUE + (COST_ITEM * len(args[0]) if len(args) and hasattr(args[0], "__len__") else 0))
         if kind == K_SIZE:
             return self.size(args)
         if kind == K_DEVICE:
@@ -674,6 +708,7 @@ cdef class _Machine:
     cdef object ordered_dict(self, tuple args):
         cdef object d = PyODict_New()
         cdef Py_ssize_t before
+        self.charge(COST_ORDERED_DICT)
         if PyTuple_GET_SIZE(args) == 0:
             return d
         if len(args) != 1 or type(args[0]) is not list:  # how Python 2 wrote one: a list of pairs
@@ -934,6 +969,7 @@ cdef class _Machine:
     cdef object tensor(self, tio_row *row, int64_t *dims):
         """An array, or a leaf and a row."""
         cdef Leaf leaf
+        self.charge(COST_TENSOR + 16 * row.rank)
         if self.leases is not None and (self.wanted is None or self.n_rows in self.wanted):
             self.n_rows += 1
             return self.array(row, dims)
@@ -1270,8 +1306,10 @@ cdef class _Machine:
                 self.need(2)
                 self.append_items(self.sp - 1)
             elif op == c"}":  # EMPTY_DICT
+                self.charge(COST_DICT)
                 self.push({})
             elif op == c"]":  # EMPTY_LIST
+                self.charge(COST_DICT)
                 self.push([])
             elif op == c"c":  # GLOBAL
                 self.op_global()
@@ -1326,6 +1364,7 @@ cdef class _Machine:
         elif op == 0x93:  # STACK_GLOBAL
             self.op_stack_global()
         elif op == 0x8f:  # EMPTY_SET
+            self.charge(COST_SET)
             self.push(set())
         elif op == 0x90:  # ADDITEMS
             self.add_items(self.unmark())

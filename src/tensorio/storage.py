@@ -35,6 +35,10 @@ MAX_READERS = 16
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000) if os.name == "posix" and hasattr(os, "SEEK_HOLE") else 0
 
 
+# What filesystems answer that can't map a file, or not shared: then it is read instead.
+_CANT_MAP = {errno.ENODEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
 class Identity(NamedTuple):
     """Tells whether a path still names the file that was opened."""
 
@@ -167,11 +171,20 @@ class FileStorage(Storage):
             if start > self.identity.size:
                 raise TruncatedError(f"expected data at offset {start}, but the file has {self.identity.size} bytes")
             self.nbytes = self.identity.size - start
-            self._map = self._mapped() if self.identity.size else None
+            if self.identity.size:
+                self._map_or_read()
         except BaseException:
             os.close(fd)
             self._fd = -1
             raise
+
+    def _map_or_read(self) -> None:
+        try:
+            self._map = self._mapped()
+        except OSError as error:
+            if error.errno not in _CANT_MAP:
+                raise
+            self.read_all()
 
     def _mapped(self) -> mmap.mmap:
         size = self.identity.size

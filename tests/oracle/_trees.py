@@ -283,7 +283,7 @@ class Trees:
         elif how == 5 and made.is_complex():
             made = made.conj()
         elif how == 6 and made.dtype in (torch.complex64, torch.complex128):
-            made = made.conj().imag
+            made = made.clone().conj().imag  # a storage may be saved as one type only
         elif how == 7 and (made.is_floating_point() or made.is_complex()):
             made = torch.nn.Parameter(made, requires_grad=rng.random() < 0.7)
         elif how == 8:
