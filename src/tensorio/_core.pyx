@@ -79,6 +79,18 @@ def address(buffer):
     return <uintptr_t> _Buffer(buffer).ptr
 
 
+def touch(buffer):
+    """Read one byte of each page, so that all of them are mapped; releases the GIL."""
+    cdef _Buffer data = _Buffer(buffer)
+    cdef const volatile uint8_t *p = data.ptr
+    cdef size_t at
+    with nogil:
+        for at in range(0, data.nbytes, 4096):
+            p[at]
+        if data.nbytes:
+            p[data.nbytes - 1]
+
+
 def memory(uintptr_t address, Py_ssize_t nbytes):
     """Return a read-only view of memory that the caller keeps alive."""
     return PyMemoryView_FromMemory(<char *> address, nbytes, PyBUF_READ) if nbytes else memoryview(b"")

@@ -30,6 +30,9 @@ __all__ = ["FileStorage", "Identity", "LazyStorage", "MemoryStorage", "Storage",
 # Bytes per pread: large enough that the call is free, small enough to share work.
 READ_PIECE = 8 << 20
 HUGE_PAGE = 2 << 20
+# A one-pass reader of a mapping gets pieces that fit the cache, and pages behind it are unmapped a window at a time.
+STREAM_PIECE = 512 << 10
+WINDOW = 8 << 20
 MAX_READERS = 16
 # Not in the mmap module before 3.13; the number is the kernel's on Linux.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000) if os.name == "posix" and hasattr(os, "SEEK_HOLE") else 0
@@ -86,6 +89,10 @@ class Storage:
                     self._lease = Lease(self.view(), self.writable)
         return self._lease
 
+    def stream(self, offset: int, nbytes: int) -> Iterator[memoryview]:
+        """Yield a range in pieces, for a reader that comes by once: memory stays flat where the bytes are mapped."""
+        yield self.view()[offset : offset + nbytes]
+
     def close(self) -> None:
         """Let go of the bytes; views handed out stay valid until they are gone themselves."""
         self._lease = None
@@ -137,6 +144,11 @@ class LazyStorage(Storage):
                     raise FormatError(f"expected {self.nbytes} bytes after decoding, found {data.nbytes}")
                 self._data = data
             return self._data
+
+    def stream(self, offset: int, nbytes: int) -> Iterator[memoryview]:
+        yield self.view()[offset : offset + nbytes]
+        if self._lease is None:
+            self._data = None  # made for this reader alone, and can be made again
 
     def close(self) -> None:
         super().close()
@@ -225,12 +237,29 @@ class FileStorage(Storage):
 
     def prefetch(self, offset: int, nbytes: int) -> None:
         """Ask the system to read a range ahead of use; a hint, without effect where there is none."""
-        if self._map is None or not hasattr(mmap, "MADV_WILLNEED"):
-            return
+        if hasattr(mmap, "MADV_WILLNEED"):
+            self._advise(mmap.MADV_WILLNEED, offset, nbytes)
+
+    def stream(self, offset: int, nbytes: int) -> Iterator[memoryview]:
+        view = self.view()
+        for window in range(offset, offset + nbytes, WINDOW):
+            end = min(window + WINDOW, offset + nbytes)
+            for at in range(window, end, STREAM_PIECE):
+                piece = view[at : min(at + STREAM_PIECE, end)]
+                _core.touch(piece)  # write(2) from pages that are not mapped yet is a quarter slower (measured)
+                yield piece
+            self.release(window, end - window)
+
+    def release(self, offset: int, nbytes: int) -> None:
+        """Unmap the pages of a range that was read; they come back from the page cache if touched again."""
+        if hasattr(mmap, "MADV_DONTNEED") and not self.writable:
+            self._advise(mmap.MADV_DONTNEED, offset, nbytes)
+
+    def _advise(self, advice: int, offset: int, nbytes: int) -> None:
         begin = (self._start + offset) // mmap.PAGESIZE * mmap.PAGESIZE
         end = min(self._start + offset + nbytes, self.identity.size)
-        if end > begin:
-            self._map.madvise(mmap.MADV_WILLNEED, begin, end - begin)
+        if self._map is not None and end > begin:
+            self._map.madvise(advice, begin, end - begin)
 
     def _bytes_on_disk(self) -> int:
         blocks = getattr(os.fstat(self._fd), "st_blocks", None)

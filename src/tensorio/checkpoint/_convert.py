@@ -11,6 +11,7 @@ from tensorio.dtypes import BY_NAME
 from tensorio.errors import TensorMismatchError, UnsupportedError, error_context, escaped
 from tensorio.formats._base import SaveOptions
 from tensorio.formats._items import Items, c_order
+from tensorio.plan import SMALL
 from tensorio.storage import LazyStorage
 from tensorio.tensors import CONJ, NEG, c_strides
 from tensorio.tree import is_leaf, leaves
@@ -91,15 +92,10 @@ def _source(checkpoint: Checkpoint, info: TensorInfo) -> Source:
 
 
 def _extent(storage: Storage, offset: int, nbytes: int) -> Source:
-    """Bytes of a storage; those that must be made first are made when their turn comes, and let go behind it."""
-    if isinstance(storage, LazyStorage):
-        return partial(_made, storage, offset, nbytes)
-    return storage.view()[offset : offset + nbytes]
-
-
-def _made(storage: LazyStorage, offset: int, nbytes: int) -> Iterator[memoryview]:
-    yield storage.view()[offset : offset + nbytes]
-    storage.close()
+    """Bytes of a storage: small ones by address, to be packed with their neighbours; others streamed."""
+    if nbytes <= SMALL and not isinstance(storage, LazyStorage):
+        return storage.view()[offset : offset + nbytes]
+    return partial(storage.stream, offset, nbytes)
 
 
 def _gathered(checkpoint: Checkpoint, info: TensorInfo) -> Iterator[memoryview]:

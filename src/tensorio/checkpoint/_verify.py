@@ -14,13 +14,14 @@ from tensorio.errors import ChecksumError, HeaderError, TensorIOError, error_con
 
 if TYPE_CHECKING:
     from tensorio.formats._base import Opened, StoredRecord
+    from tensorio.storage import Storage
 
     Progress = Callable[[int, int], object]
 
 __all__ = ["Report", "verify_opened"]
 
-# Bytes per work item: enough that handing it to a thread is free.
-PIECE = 16 << 20
+# Bytes unpacked at a time.
+PIECE = 1 << 20
 
 
 @dataclass
@@ -71,9 +72,9 @@ def verify_opened(opened: Opened, name: str, progress: Progress | None = None) -
     report.unchecked = sum(r.nbytes for r in records if r.crc32 is None)
     due = [r for r in records if r.crc32 is not None]
     total = sum(r.nbytes for r in due)
-    view = opened.storages[0].view()
+    storage = opened.storages[0]
     with ThreadPoolExecutor(cpu_count() or 1) as pool:
-        for record, actual in zip(due, pool.map(lambda r: _checksum(view, r), due), strict=True):
+        for record, actual in zip(due, pool.map(lambda r: _checksum(storage, r), due), strict=True):
             report.checked += record.nbytes
             problem = actual if isinstance(actual, TensorIOError) else _compare(record, actual)
             if problem is not None:
@@ -84,17 +85,16 @@ def verify_opened(opened: Opened, name: str, progress: Progress | None = None) -
     return report
 
 
-def _checksum(view: memoryview, record: StoredRecord) -> int | TensorIOError:
+def _checksum(storage: Storage, record: StoredRecord) -> int | TensorIOError:
     """The CRC-32 of a record's unpacked bytes, or why it can't be had."""
-    raw = view[record.offset : record.offset + record.nbytes]
-    crc = 0
-    if record.nbytes == record.size and not record.deflated:
-        for at in range(0, len(raw), PIECE):
-            crc = _core.crc32(raw[at : at + PIECE], crc)
+    if not record.deflated:
+        crc = 0
+        for piece in storage.stream(record.offset, record.nbytes):
+            crc = _core.crc32(piece, crc)
         return crc
     try:
         with error_context(record=record.name):
-            return _inflated_checksum(raw, record)
+            return _inflated_checksum(storage.view()[record.offset : record.offset + record.nbytes], record)
     except TensorIOError as error:
         return error
 
