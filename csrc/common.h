@@ -86,6 +86,22 @@ static inline void tio_store64(uint8_t *p, uint64_t v)
     memcpy(p, &v, sizeof v);
 }
 
+/* Big-endian IEEE 754 doubles, as pickles have them. */
+static inline double tio_load_double(const uint8_t *p)
+{
+    uint64_t bits = tio_swap64(tio_load64(p));
+    double v;
+    memcpy(&v, &bits, sizeof v);
+    return v;
+}
+
+static inline void tio_store_double(uint8_t *p, double v)
+{
+    uint64_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    tio_store64(p, tio_swap64(bits));
+}
+
 /* Sums and products of numbers that come from a file. Return 1 and set *out,
  * or return 0 on overflow. */
 static inline int tio_add(uint64_t a, uint64_t b, uint64_t *out)

@@ -23,6 +23,8 @@ cdef extern from "common.h" nogil:
     uint64_t tio_load64(const uint8_t *p)
     int tio_add(uint64_t a, uint64_t b, uint64_t *out)
     int tio_mul(uint64_t a, uint64_t b, uint64_t *out)
+    double tio_load_double(const uint8_t *p)
+    void tio_store_double(uint8_t *p, double v)
     int64_t tio_decimal(const uint8_t *p, uint64_t len)
 
 cdef extern from "table.h" nogil:

@@ -19,7 +19,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport qsort
 from libc.string cimport memcpy
 
-from tensorio._csrc cimport TIO_ROW_CONJ, TIO_ROW_NEG, TIO_ROW_PARAMETER, TIO_ROW_REQUIRES_GRAD
+from tensorio._csrc cimport TIO_ROW_CONJ, TIO_ROW_NEG, TIO_ROW_PARAMETER, TIO_ROW_REQUIRES_GRAD, tio_store_double
 from tensorio._source cimport MAX_RANK, Tensor, of_array, of_torch
 
 import array as _array
@@ -43,7 +43,6 @@ cdef extern from "Python.h":
     int Py_EnterRecursiveCall(const char *where) except -1
     void Py_LeaveRecursiveCall()
     const char *PyUnicode_AsUTF8AndSize(object o, Py_ssize_t *size) except NULL
-    int PyFloat_Pack8(double x, char *p, int le) except -1
     long long PyLong_AsLongLongAndOverflow(object o, int *overflow) except? -1
 
 cdef enum:
@@ -404,7 +403,8 @@ cdef class _Pickler:
     cdef int save_float(self, double value) except -1:
         cdef char *p = self.reserve(9)
         p[0] = c"G"
-        return PyFloat_Pack8(value, p + 1, 0)
+        tio_store_double(<uint8_t *> p + 1, value)
+        return 0
 
     cdef int save_str(self, str obj) except -1:
         cdef Py_ssize_t count

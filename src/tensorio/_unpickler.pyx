@@ -44,7 +44,6 @@ cdef type _Counter = Counter
 cdef extern from "Python.h":
     object PyUnicode_DecodeUTF8(const char *s, Py_ssize_t size, const char *errors)
     object PyLong_FromLongLong(long long v)
-    double PyFloat_Unpack8(const char *p, int le) except? -1.0
     void PyTuple_SET_ITEM(PyObject *t, Py_ssize_t i, PyObject *o)
     PyObject *PyTuple_New_raw "PyTuple_New" (Py_ssize_t n)
     object PyODict_New()
@@ -1314,7 +1313,7 @@ cdef class _Machine:
             elif op == c"c":  # GLOBAL
                 self.op_global()
             elif op == c"G":  # BINFLOAT, big-endian
-                self.push(PyFloat_Unpack8(<const char *> self.take(8), 0))
+                self.push(tio_load_double(self.take(8)))
             elif op == c"b":  # BUILD
                 self.op_build()
             elif op == c".":  # STOP

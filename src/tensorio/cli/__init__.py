@@ -16,11 +16,8 @@ from typing import Any
 import click
 
 from tensorio._version import __version__
+from tensorio.cli import convert, demo, inspect, verify
 from tensorio.cli._text import complain
-from tensorio.cli.convert import convert
-from tensorio.cli.demo import demo
-from tensorio.cli.inspect import inspect
-from tensorio.cli.verify import verify
 from tensorio.errors import TensorIOError
 
 __all__ = ["cli", "run"]
@@ -82,8 +79,8 @@ def cli() -> None:
     """  # noqa: D301  (click wants the backspace itself)
 
 
-for command in (inspect, verify, convert, demo):
-    cli.add_command(command)
+for module in (inspect, verify, convert, demo):
+    cli.add_command(module.command)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

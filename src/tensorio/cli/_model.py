@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 __all__ = ["Spec", "layout", "scratch_file", "state_dict"]
 
-WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+WIDTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 LAYERS_MIN = 12  # as in small real models; the widest model that has so many is chosen
 VOCABULARY = 8  # times the width
 BLOCK = 4 << 20  # bytes of random numbers made at a time

@@ -14,20 +14,20 @@ from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, so
 from tensorio.errors import UnsafePickleError
 from tensorio.formats import names
 
-__all__ = ["convert"]
+__all__ = ["command"]
 
 DROPPED_MAX = 20  # names listed of what was dropped
 LABEL_MAX = 30  # columns of a file's name beside its bar
 SPEED_NBYTES = 16 << 20  # below that, a speed is noise
 
 
-@click.command(short_help="Write a file again in another format.")
+@click.command("convert", short_help="Write a file again in another format.")
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("target", metavar="DST", type=click.Path())
 @click.option("--format", "format_", type=click.Choice(names()), help="Of DST; by its suffix if not given.")
 @click.option("--unknown", type=click.Choice(("error", "opaque")), default="error", show_default=True,
               help="Objects of classes that are not harmless: refuse the file, or keep them as data.")  # fmt: skip
-def convert(source: str, target: str, format_: str | None, unknown: str) -> None:
+def command(source: str, target: str, format_: str | None, unknown: str) -> None:
     """Write the tensors of SRC to DST, straight from the mapping: under 64 MiB of memory, whatever the size.
 
     DST appears whole or not at all. Lists what its format can't hold and what

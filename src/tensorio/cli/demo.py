@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tensorio.cli._memory import Meter
     from tensorio.cli._workers import Crew
 
-__all__ = ["demo"]
+__all__ = ["command"]
 
 SIZE, SIZE_MIN = "512MiB", 1 << 20
 WORKERS, WORKERS_MAX = 4, 64
@@ -52,12 +52,12 @@ class Step(NamedTuple):
     pss: list[int | None]
 
 
-@click.command(short_help="Show and measure the main job in a temporary folder.")
+@click.command("demo", short_help="Show and measure the main job in a temporary folder.")
 @click.option("--size", "nbytes", callback=parse_size, default=SIZE, show_default=True, help="Of the made-up model.")
 @click.option("--workers", type=click.IntRange(1, WORKERS_MAX), default=WORKERS, show_default=True,
               help="Processes that open the file at once.")  # fmt: skip
 @click.option("--dir", "folder", type=click.Path(), help="Where to make the temporary folder.  [default: the system's]")
-def demo(nbytes: int, workers: int, folder: str | None) -> None:
+def command(nbytes: int, workers: int, folder: str | None) -> None:
     """Save a made-up transformer as .pt, open it by mmap, convert it to .safetensors, and let several processes
     read all of it at once: mapped, and for comparison each with a copy of its own.
 

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from tensorio.checkpoint._checkpoint import Checkpoint
     from tensorio.cli._survey import Survey
 
-__all__ = ["inspect"]
+__all__ = ["command"]
 
 ROWS, SECTION_ROWS = 200, 24  # shown of the tensors, and of each list below them, if nobody says otherwise
 DEPTH = 2
 MODULES_MAX = 12  # rows of the table by module before one level less is shown
 
 
-@click.command(short_help="Show what is in a file, without its payload.")
+@click.command("inspect", short_help="Show what is in a file, without its payload.")
 @click.argument("path", type=click.Path())
 @click.option("--flat", is_flag=True, help="One row per tensor, in the file's order, instead of a tree.")
 @click.option("--no-fold", is_flag=True, help="In the tree, show each of the modules that differ only in their number.")
@@ -30,7 +30,7 @@ MODULES_MAX = 12  # rows of the table by module before one level less is shown
 @click.option("--depth", type=click.IntRange(min=1), metavar="N",
               help="Levels of the names in the totals by module.  [default: 2, or 1 if that is long]")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
-def inspect(path: str, flat: bool, no_fold: bool, limit: int | None, depth: int | None, as_json: bool) -> None:
+def command(path: str, flat: bool, no_fold: bool, limit: int | None, depth: int | None, as_json: bool) -> None:
     """Show the tensors of PATH: names, dtypes, shapes, bytes and offsets in the file; totals; what shares bytes;
     bytes that no tensor reaches; notes and other values.
 

@@ -14,17 +14,17 @@ from tensorio.errors import TensorIOError
 if TYPE_CHECKING:
     from tensorio.checkpoint._verify import Report
 
-__all__ = ["verify"]
+__all__ = ["command"]
 
 BAD_FILE, WRONG_USE = 1, 2
 LABEL_MAX = 30  # columns of a file's name beside its bar
 SPEED_NBYTES = 16 << 20  # below that, a speed is noise
 
 
-@click.command(short_help="Recompute a file's checksums.")
+@click.command("verify", short_help="Recompute a file's checksums.")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(), metavar="PATH...")
 @click.pass_context
-def verify(ctx: click.Context, paths: tuple[str, ...]) -> None:
+def command(ctx: click.Context, paths: tuple[str, ...]) -> None:
     """Check the structure of each PATH and recompute every checksum it has.
 
     Names each bad record with the offset of its bytes in the file, and says how
