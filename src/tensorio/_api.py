@@ -35,7 +35,8 @@ def open(
     Parameters
     ----------
     path : str, os.PathLike, buffer or seekable binary file object
-        A file object counts from its current position on.
+        A file object counts from its current position on. Addresses such as
+        ``s3://...`` are read whole through fsspec (extra ``remote``).
     format : str, optional
         Name of the format; found by content if not given.
     mmap : bool

@@ -41,6 +41,8 @@ def write_plan(plan: Plan, target: object, *, durable: bool = True, progress: Pr
         The target exists and is not a regular file.
     """
     if isinstance(target, str | bytes | os.PathLike):
+        if "://" in os.fsdecode(target):
+            raise UnsupportedError("saving to a remote address can't be made atomic; save to a file and upload that")
         _write_path(plan, os.fspath(target), durable, progress)
     elif hasattr(target, "write"):
         _write_object(plan, target.write, progress)

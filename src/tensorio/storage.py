@@ -408,7 +408,8 @@ def open_storage(source: object, *, writable: bool = False) -> tuple[Storage, st
     Parameters
     ----------
     source : str, os.PathLike, buffer or seekable binary file object
-        A file object counts from its current position on.
+        A file object counts from its current position on. A str with ``://`` in
+        it is an address for fsspec.
     writable : bool
         Whether arrays over the storage may be written to.
 
@@ -451,10 +452,10 @@ def _in_memory(data: memoryview, writable: bool) -> MemoryStorage:
     return MemoryStorage(copy, writable=True)
 
 
-def _open_path(path: str | bytes, writable: bool) -> tuple[Storage, str, str]:
+def _open_path(path: str | bytes, writable: bool) -> tuple[Storage, str | None, str]:
     name = os.fsdecode(path)
     if "://" in name:
-        raise UnsupportedError(f"remote address {name[:80]!r}: this version opens local files only", path=name)
+        return _open_remote(name, writable), None, name
     # Non-blocking, so that a FIFO without a writer can be recognised instead of waited for.
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     fd = os.open(path, flags)
@@ -464,6 +465,18 @@ def _open_path(path: str | bytes, writable: bool) -> tuple[Storage, str, str]:
         os.close(fd)
         raise
     return FileStorage(fd, name, writable=writable), name, name
+
+
+def _open_remote(url: str, writable: bool) -> Storage:
+    """Read a file at an address that fsspec knows, all of it, into memory."""
+    try:
+        import fsspec
+    except ImportError:
+        raise UnsupportedError(
+            "opening a remote address needs fsspec: pip install 'tensorio[remote]'", path=url
+        ) from None
+    with fsspec.open(url, "rb") as f:
+        return _in_memory(memoryview(f.read()), writable)
 
 
 def _require_regular(fd: int, name: str) -> None:
