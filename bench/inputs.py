@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cases import state_dict
 
 import tensorio
-from cases import state_dict
 
 Array = np.ndarray[Any, Any]
 
@@ -132,7 +132,7 @@ def few(folder: Path, name: str, nbytes: int) -> Checkpoints:
         flat = np.empty(each, np.float32)
         for at in range(0, each, len(stamp)):
             flat[at : at + len(stamp)] = stamp[: each - at]
-        flat[:: 1024] += i  # every page of every tensor is its own
+        flat[::1024] += i  # every page of every tensor is its own
         arrays[f"layers.{i}.weight"] = flat.reshape(-1, 128)
     return Checkpoints(folder, name, arrays)
 
@@ -151,6 +151,14 @@ def hole(path: Path, tensors: int, nbytes: int) -> None:
     with path.open("wb") as f:
         f.write(len(raw).to_bytes(8, "little") + raw)
         f.truncate(8 + len(raw) + tensors * each)
+
+
+def size_of(nbytes: int) -> str:
+    """Write a number of bytes in a binary unit."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if nbytes >= 1 << shift:
+            return f"{nbytes >> shift} {unit}"
+    return f"{nbytes} B"
 
 
 def touch(tensors: Mapping[str, Any]) -> int:

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hexfile
 import ml_dtypes
 import numpy as np
-
-import hexfile
 
 Array = np.ndarray[Any, Any]
 
@@ -208,7 +207,7 @@ def safetensors_empty() -> Case:
 def torch_zip_small() -> Case:
     """A nested object with tied tensors, written by torch itself."""
     w = array("float32", (3, 4))
-    obj = {"model": {"w": w, "b": array("bfloat16", (4,))}, "steps": [array("int64", ()), array("float64", (2,))],
+    obj: dict[str, Any] = {"model": {"w": w, "b": array("bfloat16", (4,))}, "steps": [array("int64", ()), array("float64", (2,))],
            "lr": 0.5, "name": "x"}  # fmt: skip
     tensors = {"model.w": w, "model.b": obj["model"]["b"], "steps.0": obj["steps"][0], "steps.1": obj["steps"][1]}
     return Case("torch_zip", ".pt", torch_bytes(obj), tensors)

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import cases
+import pytest
 
 Child = Callable[..., Any]
 

@@ -137,7 +137,8 @@ def zip_file(
 def _local(f: Mapping[str, Any]) -> bytes:
     fixed = ("sig", "needed", "flags", "method", "time", "date", "crc", "csize", "usize")
     lengths = (f.get("name_len", len(f["name"])), f.get("extra_len", len(f["extra"])))
-    return struct.pack("<IHHHHHIIIHH", *(f[k] for k in fixed), *lengths) + f["name"] + f["extra"]
+    out: bytes = struct.pack("<IHHHHHIIIHH", *(f[k] for k in fixed), *lengths) + f["name"] + f["extra"]
+    return out
 
 
 def _central(f: Mapping[str, Any]) -> bytes:
@@ -145,7 +146,8 @@ def _central(f: Mapping[str, Any]) -> bytes:
     lengths = (len(f["name"]), len(f["extra"]), len(f["comment"]))
     head = struct.pack("<IH", f["sig"], 0) + struct.pack("<HHHHHIII", *(f[k] for k in fixed))
     rest = struct.pack("<HHHHHII", *lengths, f.get("disk", 0), 0, f.get("external", 0), f["offset"])
-    return head + rest + f["name"] + f["extra"] + f["comment"]
+    out: bytes = head + rest + f["name"] + f["extra"] + f["comment"]
+    return out
 
 
 # --------------------------------------------------------------- torch pickle
@@ -271,8 +273,8 @@ def respelled(pickle: bytes, *, memo: str = "same", words: str = "same", padded:
         A NONE that is popped again behind every opcode.
     """
     out = bytearray()
-    slots: set[int] = set()
-    ops = list(pickletools.genops(pickle))
+    slots: set[Any] = set()
+    ops: list[tuple[Any, Any, Any]] = list(pickletools.genops(pickle))
     ends = [at for _, _, at in ops[1:]] + [len(pickle)]
     for (op, arg, at), end in zip(ops, ends, strict=True):
         piece = pickle[at:end]

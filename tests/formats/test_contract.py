@@ -10,10 +10,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import cases
 import numpy as np
 import pytest
 
-import cases
 import tensorio
 from tensorio import formats
 
@@ -33,7 +33,8 @@ def path(case: cases.Case, tmp_path: Path) -> Path:
 
 
 def same(got: Any, want: Any) -> None:
-    assert got.dtype == want.dtype and got.shape == want.shape
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
     assert np.ascontiguousarray(got).tobytes() == want.tobytes()
 
 
@@ -78,7 +79,7 @@ def test_open_equals_load_equals_what_was_saved(case: cases.Case, path: Path) ->
 
 @pytest.mark.parametrize("options", [{"mmap": False}, {"writable": True}, {"mmap": False, "writable": True},
                                      {"verify": True}], ids=str)  # fmt: skip
-def test_every_mode_gives_the_same(case: cases.Case, path: Path, options: dict[str, bool]) -> None:
+def test_every_mode_gives_the_same(case: cases.Case, path: Path, options: dict[str, Any]) -> None:
     with tensorio.open(path, **options) as checkpoint:
         assert list(checkpoint) == list(case.tensors)
         for name, want in case.tensors.items():
@@ -112,7 +113,13 @@ def test_verdict_is_the_same_by_map_read_and_bytes(case: cases.Case, path: Path)
     for n in range(0, len(case.data), 61):
         for data in (case.data[:n], case.data[:n] + b"\xa5" + case.data[n + 1 :]):
             path.write_bytes(data)
-            verdicts = [verdict(path), verdict(path, mmap=False), verdict(data), verdict(io.BytesIO(data)), verdict(str(path))]
+            verdicts = [
+                verdict(path),
+                verdict(path, mmap=False),
+                verdict(data),
+                verdict(io.BytesIO(data)),
+                verdict(str(path)),
+            ]
             assert all(v == verdicts[0] for v in verdicts), n
 
 
@@ -143,7 +150,7 @@ def test_arrays_are_read_only_unless_asked_otherwise(case: cases.Case, path: Pat
 
 
 @pytest.mark.parametrize("options", [{}, {"mmap": False}], ids=["mmap", "memory"])
-def test_writable_arrays_never_change_the_file(case: cases.Case, path: Path, options: dict[str, bool]) -> None:
+def test_writable_arrays_never_change_the_file(case: cases.Case, path: Path, options: dict[str, Any]) -> None:
     with tensorio.open(path, writable=True, **options) as checkpoint:
         for array in checkpoint.values():
             assert array.flags.writeable
@@ -234,7 +241,8 @@ def test_read_copies_parts(case: cases.Case, path: Path) -> None:
         for name, want in case.tensors.items():
             got = checkpoint.read(name)
             same(got, want)
-            assert got.flags.owndata and got.flags.writeable
+            assert got.flags.owndata
+            assert got.flags.writeable
             if want.ndim and want.shape[0]:
                 same(checkpoint.read(name, slice(None, 1)), want[:1])
                 out = np.empty(want.shape[1:], want.dtype)
@@ -247,7 +255,9 @@ def test_read_copies_parts(case: cases.Case, path: Path) -> None:
 def test_verify_finds_nothing_in_a_good_file(case: cases.Case, path: Path) -> None:
     for source in (path, case.data):
         report = tensorio.verify(source)
-        assert report.ok and report.problems == [] and report.format == case.format
+        assert report.ok
+        assert report.problems == []
+        assert report.format == case.format
         stored = sum(a.nbytes for a in case.tensors.values() if a.tobytes() in case.data)
         assert report.checked + report.unchecked >= stored
 

@@ -15,11 +15,11 @@ import time
 import zipfile
 from typing import Any
 
+import cases
+import hexfile
 import numpy as np
 import pytest
 
-import cases
-import hexfile
 import tensorio
 
 TORCH = ["torch_zip_by_hand", "torch_zip_deflated", "torch_zip_small", "torch_zip_big_endian"]
@@ -46,7 +46,8 @@ def attempt(data: bytes, **options: Any) -> Any:
         return contents(tensorio.load(data, **options))
     except tensorio.TensorIOError as error:
         message = str(error)
-        assert 10 < len(message) <= 500 and message.isprintable(), message
+        assert 10 < len(message) <= 500, message
+        assert message.isprintable(), message
         return error
     finally:
         assert time.perf_counter() - start < SECONDS_PER_LOAD
@@ -59,7 +60,12 @@ def payload_bytes(data: bytes) -> list[tuple[str, range]]:
     out = []
     for info in infos:
         at = info.header_offset
-        start = at + 30 + int.from_bytes(data[at + 26 : at + 28], "little") + int.from_bytes(data[at + 28 : at + 30], "little")
+        start = (
+            at
+            + 30
+            + int.from_bytes(data[at + 26 : at + 28], "little")
+            + int.from_bytes(data[at + 28 : at + 30], "little")
+        )
         out.append((info.filename, range(start, start + info.compress_size)))
     return out
 
@@ -137,20 +143,78 @@ def test_flips_of_several_bytes_end_in_an_error_or_a_result() -> None:
 
 STORAGES = {"0": np.arange(4, dtype="f4").tobytes(), "1": bytes(range(16))}
 PIECES = [
-    hexfile.tensor(), hexfile.tensor("1", 2, (2,), cls="LongStorage"), hexfile.storage("FloatStorage", "0", 4),
-    hexfile.HOOKS, hexfile.name("collections", "OrderedDict"), hexfile.name("collections", "Counter"),
-    hexfile.name("builtins", "set"), hexfile.name("builtins", "frozenset"), hexfile.name("builtins", "bytearray"),
-    hexfile.name("builtins", "complex"), hexfile.name("builtins", "bytes"), hexfile.name("torch", "Size"),
-    hexfile.name("torch", "device"), hexfile.name("torch", "float32"), hexfile.name("torch", "FloatStorage"),
-    hexfile.name("torch._utils", "_rebuild_tensor_v2"), hexfile.name("torch._utils", "_rebuild_tensor_v3"),
-    hexfile.name("torch._utils", "_rebuild_parameter"), hexfile.name("numpy", "dtype"), hexfile.name("numpy", "ndarray"),
-    hexfile.name("numpy.core.multiarray", "_reconstruct"), hexfile.name("numpy.core.multiarray", "scalar"),
-    hexfile.name("_codecs", "encode"), hexfile.name("a", "b"), hexfile.text("f4"), hexfile.text("latin1"),
-    hexfile.text("storage"), hexfile.text("0"), hexfile.text("|"), hexfile.number(0), hexfile.number(3),
-    hexfile.number(-1), hexfile.number(1 << 70), b"C\x04abcd", b"C\x00", b"G?\xf0\0\0\0\0\0\0", b"N", b"\x88", b"\x89",
-    b")", b"]", b"}", b"\x8f", b"(", b"(", b"t", b"l", b"e", b"u", b"a", b"s", b"b", b"R", b"R", b"R", b"\x81", b"\x85",
-    b"\x85", b"\x86", b"\x87", b"q\x00", b"q\x01", b"h\x00", b"h\x01", b"\x94", b"0", b"1", b"2", b"Q", b"\x90", b"\x93",
-]  # fmt: skip
+    hexfile.tensor(),
+    hexfile.tensor("1", 2, (2,), cls="LongStorage"),
+    hexfile.storage("FloatStorage", "0", 4),
+    hexfile.HOOKS,
+    hexfile.name("collections", "OrderedDict"),
+    hexfile.name("collections", "Counter"),
+    hexfile.name("builtins", "set"),
+    hexfile.name("builtins", "frozenset"),
+    hexfile.name("builtins", "bytearray"),
+    hexfile.name("builtins", "complex"),
+    hexfile.name("builtins", "bytes"),
+    hexfile.name("torch", "Size"),
+    hexfile.name("torch", "device"),
+    hexfile.name("torch", "float32"),
+    hexfile.name("torch", "FloatStorage"),
+    hexfile.name("torch._utils", "_rebuild_tensor_v2"),
+    hexfile.name("torch._utils", "_rebuild_tensor_v3"),
+    hexfile.name("torch._utils", "_rebuild_parameter"),
+    hexfile.name("numpy", "dtype"),
+    hexfile.name("numpy", "ndarray"),
+    hexfile.name("numpy.core.multiarray", "_reconstruct"),
+    hexfile.name("numpy.core.multiarray", "scalar"),
+    hexfile.name("_codecs", "encode"),
+    hexfile.name("a", "b"),
+    hexfile.text("f4"),
+    hexfile.text("latin1"),
+    hexfile.text("storage"),
+    hexfile.text("0"),
+    hexfile.text("|"),
+    hexfile.number(0),
+    hexfile.number(3),
+    hexfile.number(-1),
+    hexfile.number(1 << 70),
+    b"C\x04abcd",
+    b"C\x00",
+    b"G?\xf0\0\0\0\0\0\0",
+    b"N",
+    b"\x88",
+    b"\x89",
+    b")",
+    b"]",
+    b"}",
+    b"\x8f",
+    b"(",
+    b"(",
+    b"t",
+    b"l",
+    b"e",
+    b"u",
+    b"a",
+    b"s",
+    b"b",
+    b"R",
+    b"R",
+    b"R",
+    b"\x81",
+    b"\x85",
+    b"\x85",
+    b"\x86",
+    b"\x87",
+    b"q\x00",
+    b"q\x01",
+    b"h\x00",
+    b"h\x01",
+    b"\x94",
+    b"0",
+    b"1",
+    b"2",
+    b"Q",
+    b"\x90",
+    b"\x93",
+]
 
 
 def rich_pickle() -> bytes:
@@ -162,7 +226,9 @@ def rich_pickle() -> bytes:
     plain.note = collections.Counter("aab")  # type: ignore[attr-defined]
     meta = b"}(" + hexfile.text("conj") + b"\x88u"
     body = b"(" + pickle.dumps(plain, 2)[2:-1]
-    body += hexfile.name("torch._utils", "_rebuild_parameter") + b"(" + hexfile.tensor() + b"\x88" + hexfile.HOOKS + b"tR"
+    body += (
+        hexfile.name("torch._utils", "_rebuild_parameter") + b"(" + hexfile.tensor() + b"\x88" + hexfile.HOOKS + b"tR"
+    )
     body += hexfile.tensor("1", 2, (2,), cls="ComplexFloatStorage", metadata=meta)
     body += hexfile.name("torch._utils", "_rebuild_tensor_v3") + b"("
     body += hexfile.storage("UntypedStorage", "0", 16, module="torch.storage") + b"K\x00K\x02\x85K\x01\x85\x89"
@@ -206,7 +272,9 @@ def ends_well(read: Any, data: bytes, body: bytes, unknown: str) -> bool:
     try:
         read(data, unknown=unknown)
     except tensorio.TensorIOError as error:
-        assert len(str(error)) <= 500 and str(error).isprintable(), body
+        message = str(error)
+        assert len(message) <= 500, body
+        assert message.isprintable(), body
         return False
     except Exception as error:
         pytest.fail(f"{type(error).__name__}: {error} from {read.__name__} of {body!r}")

@@ -14,7 +14,9 @@ KINDS = "pt_zip,pt_pickle,safetensors"
 
 
 # Reading a sparse file of 1 TiB into bytes is what the harness itself can't do; `special` goes by path only.
-@pytest.mark.parametrize(("mode", "kinds"), [("mmap", f"{KINDS},special"), ("memory", f"{KINDS},special"), ("bytes", KINDS)])
+@pytest.mark.parametrize(
+    ("mode", "kinds"), [("mmap", f"{KINDS},special"), ("memory", f"{KINDS},special"), ("bytes", KINDS)]
+)
 def test_hostile_corpus_ends_as_it_should(shared: Path, tmp_path: Path, mode: str, kinds: str) -> None:
     harness = shared / "hostile" / "run.py"
     if not harness.is_file():

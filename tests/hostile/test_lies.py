@@ -15,14 +15,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
-
 import cases
 import hexfile
-import tensorio
+import numpy as np
+import pytest
 from hexfile import Rec, st_entry, st_file, torch_records, zip_file
-from tensorio import ChecksumError, FormatError, HeaderError, LimitError, TruncatedError, UnknownFormatError, UnsupportedError
+
+import tensorio
+from tensorio import (
+    ChecksumError,
+    FormatError,
+    HeaderError,
+    LimitError,
+    TruncatedError,
+    UnknownFormatError,
+    UnsupportedError,
+)
 
 SECOND = 1.0
 
@@ -39,7 +47,8 @@ def refused(source: Any, kind: Any, words: str, **options: Any) -> None:
     for read in (tensorio.load, tensorio.open):
         with at_once(), pytest.raises(kind, match=words) as caught:
             read(source, **options)
-        assert len(str(caught.value)) <= 500 and str(caught.value).isprintable()
+        assert len(str(caught.value)) <= 500
+        assert str(caught.value).isprintable()
 
 
 # ------------------------------------------------------------------- impostors
@@ -56,14 +65,17 @@ IMPOSTORS: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "an empty file"),
     "zeros": (bytes(4096), "zeros"),
     "many_zeros": (bytes(100_000), "zeros"),
-    "git_lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n", "git-lfs pointer"),
+    "git_lfs": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n",
+        "git-lfs pointer",
+    ),
     "html": (b"<!DOCTYPE html>\n<html><head><title>Login</title></head></html>", "HTML"),
     "html_with_a_bom": (b"\xef\xbb\xbf\r\n<html>404</html>", "HTML"),
     "xml_error": (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", "HTML or XML"),
     "gzip": (gzip.compress(cases.CASES["torch_zip_by_hand"]().data), "gzip"),
     "tar": (tar(), "tar archive"),
     "json": (b'{"weight_map": {}}', "JSON"),
-    "json_list": (b'[1, 2, 3]           ', "JSON"),
+    "json_list": (b"[1, 2, 3]           ", "JSON"),
     "npy": (b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', }", "npy"),
     "gguf": (b"GGUF\x03\x00\x00\x00" + bytes(32), "GGUF"),
     "hdf5": (b"\x89HDF\r\n\x1a\n" + bytes(100), "HDF5"),
@@ -75,12 +87,12 @@ IMPOSTORS: dict[str, tuple[bytes, str]] = {
     "empty_zip": (b"PK\x05\x06" + bytes(18), "empty zip"),
     "text": (b"hello, world, I am no checkpoint at all", "begin with 'hello, world"),
     "control_characters": (b"\x1b[31m\x00\x01\x02 not for your terminal", r"\\x1b\[31m"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("data", "words"), IMPOSTORS.values(), ids=IMPOSTORS.keys())
 def test_impostor_is_refused_by_what_it_looks_like(data: bytes, words: str, tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
+    path = tmp_path / "model"
     path.write_bytes(data)
     for source in (path, data):
         refused(source, UnknownFormatError, words)
@@ -89,6 +101,16 @@ def test_impostor_is_refused_by_what_it_looks_like(data: bytes, words: str, tmp_
     with pytest.raises(UnknownFormatError) as caught:
         tensorio.load(path)
     assert caught.value.path == str(path)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".bin", ".ckpt"])
+@pytest.mark.parametrize("data", [i[0] for i in IMPOSTORS.values()], ids=IMPOSTORS.keys())
+def test_impostor_is_refused_whatever_its_suffix(data: bytes, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"model{suffix}"
+    path.write_bytes(data)
+    refused(path, FormatError, ".")
+    with pytest.raises(UnknownFormatError):
+        tensorio.identify(path)
 
 
 @pytest.mark.parametrize("format", ["torch_zip", "safetensors"])
@@ -135,12 +157,26 @@ def special(kind: str, folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["fifo", "folder", "socket", "dangling_link", "link_to_itself", "link_to_a_fifo", "missing",
-                                  "null", "zero", "urandom"])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "fifo",
+        "folder",
+        "socket",
+        "dangling_link",
+        "link_to_itself",
+        "link_to_a_fifo",
+        "missing",
+        "null",
+        "zero",
+        "urandom",
+    ],
+)
 def test_special_file_is_refused_at_once(kind: str, tmp_path: Path) -> None:
     path = special(kind, tmp_path)
     for read in (tensorio.load, tensorio.open, tensorio.identify, tensorio.verify):
-        for options in ({}, {"mmap": False}) if read is tensorio.load or read is tensorio.open else ({},):
+        modes: list[dict[str, Any]] = [{}, {"mmap": False}] if read in (tensorio.load, tensorio.open) else [{}]
+        for options in modes:
             with at_once(), pytest.raises((OSError, UnsupportedError)) as caught:
                 read(path, **options)
             assert path.name in str(caught.value)
@@ -217,7 +253,11 @@ ZIP_LIES: dict[str, tuple[bytes, Any, str]] = {
     "no_folder": (with_records(lambda r: r.insert(0, Rec("data.pkl", b"N."))), HeaderError, "some other kind of zip"),
     "no_pickle": (with_records(lambda r: r.pop(PKL)), HeaderError, "data.pkl"),
     "no_storage": (with_records(lambda r: r.pop(DATA0)), HeaderError, "'0' has no record"),
-    "pickle_of_other_case": (with_records(lambda r: setattr(r[PKL], "name", "archive/DATA.PKL")), HeaderError, "data.pkl"),
+    "pickle_of_other_case": (
+        with_records(lambda r: setattr(r[PKL], "name", "archive/DATA.PKL")),
+        HeaderError,
+        "data.pkl",
+    ),
     # small records
     "version_of_tomorrow": (with_records(lambda r: setattr(r[VERSION], "data", b"11\n")), UnsupportedError, "version"),
     "version_text": (with_records(lambda r: setattr(r[VERSION], "data", b"three")), UnsupportedError, "version"),
@@ -225,8 +265,16 @@ ZIP_LIES: dict[str, tuple[bytes, Any, str]] = {
     "byteorder_middle": (with_records(lambda r: setattr(r[BYTEORDER], "data", b"middle")), HeaderError, "middle"),
     "byteorder_not_ascii": (with_records(lambda r: setattr(r[BYTEORDER], "data", b"\xff\xfe")), HeaderError, "ASCII"),
     # checksums
-    "crc_of_the_pickle": (archive(rec_0={"descriptor": False, "local": {"crc": 1}, "central": {"crc": 1}}), ChecksumError, "data.pkl"),
-    "crc_of_a_small_record": (archive(rec_4={"descriptor": False, "local": {"crc": 1}, "central": {"crc": 1}}), ChecksumError, "data/0"),
+    "crc_of_the_pickle": (
+        archive(rec_0={"descriptor": False, "local": {"crc": 1}, "central": {"crc": 1}}),
+        ChecksumError,
+        "data.pkl",
+    ),
+    "crc_of_a_small_record": (
+        archive(rec_4={"descriptor": False, "local": {"crc": 1}, "central": {"crc": 1}}),
+        ChecksumError,
+        "data/0",
+    ),
     "descriptor_crc": (archive(rec_5={"central": {"crc": 1}}), (HeaderError, ChecksumError), "(?i)crc"),
     # the end
     "one_record_more": (archive(end={"here": 9, "total": 9}, zip64=False), FormatError, "."),
@@ -252,14 +300,15 @@ ZIP_LIES: dict[str, tuple[bytes, Any, str]] = {
     "deflated_shorter": (archive(rec_4={"method": 8, "central": {"usize": 20}}), FormatError, "."),
     "deflated_garbage": (archive(rec_4={"local": {"method": 8}, "central": {"method": 8}}), FormatError, "."),
     "deflated_ratio": (archive(rec_4={"method": 8, "central": {"usize": 1 << 30}}), FormatError, "."),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("data", "kind", "words"), ZIP_LIES.values(), ids=ZIP_LIES.keys())
 def test_zip_that_lies_is_refused(data: bytes, kind: Any, words: str) -> None:
     with at_once(), pytest.raises(kind, match=words) as caught:
         tensorio.load(data)
-    assert len(str(caught.value)) <= 500 and str(caught.value).isprintable()
+    assert len(str(caught.value)) <= 500
+    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("name", [n for n in ZIP_LIES if not n.startswith("deflated")])
@@ -278,7 +327,8 @@ def test_crc_of_a_large_record_is_found_when_asked_for() -> None:
         with pytest.raises(ChecksumError, match="data/0"):
             read(bytes(data), verify=True)
     report = tensorio.verify(bytes(data))
-    assert not report.ok and [p.record for p in report.problems] == ["archive/data/0"]
+    assert not report.ok
+    assert [p.record for p in report.problems] == ["archive/data/0"]
 
 
 # ----------------------------------------------------------------- safetensors
@@ -303,9 +353,17 @@ ST_LIES: dict[str, tuple[bytes, Any, str]] = {
     "three_offsets": (st_file('{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4,4]}}', b"1234"), HeaderError, "."),
     "shape_too_small": (st_file({"a": st_entry("U8", [3], 0, 4)}, b"1234"), HeaderError, "shape"),
     "shape_too_large": (st_file({"a": st_entry("U8", [5], 0, 4)}, b"1234"), HeaderError, "shape"),
-    "shape_wraps": (st_file({"a": st_entry("U8", [1 << 32, 1 << 32, 4], 0, 4)}, b"1234"), FormatError, "overflow|shape"),
+    "shape_wraps": (
+        st_file({"a": st_entry("U8", [1 << 32, 1 << 32, 4], 0, 4)}, b"1234"),
+        FormatError,
+        "overflow|shape",
+    ),
     "shape_wraps_in_bytes": (st_file({"a": st_entry("F64", [1 << 61], 0, 0)}, b""), FormatError, "overflow|shape"),
-    "shape_wraps_before_a_zero": (st_file({"a": st_entry("U8", [1 << 32, 1 << 32, 0], 0, 0)}), FormatError, "overflow|shape"),
+    "shape_wraps_before_a_zero": (
+        st_file({"a": st_entry("U8", [1 << 32, 1 << 32, 0], 0, 0)}),
+        FormatError,
+        "overflow|shape",
+    ),
     "shape_negative": (st_file({"a": st_entry("U8", [-4], 0, 4)}, b"1234"), HeaderError, "."),
     "shape_float": (st_file('{"a":{"dtype":"U8","shape":[4.0],"data_offsets":[0,4]}}', b"1234"), HeaderError, "."),
     "shape_of_70_dimensions": (st_file({"a": st_entry("U8", [1] * 70, 0, 1)}, b"1"), LimitError, "dimension"),
@@ -313,10 +371,23 @@ ST_LIES: dict[str, tuple[bytes, Any, str]] = {
     "dtype_unknown": (st_file({"a": st_entry("Q7", [4], 0, 4)}, b"1234"), (UnsupportedError, HeaderError), "dtype"),
     "dtype_lower": (st_file({"a": st_entry("u8", [4], 0, 4)}, b"1234"), (UnsupportedError, HeaderError), "dtype"),
     "no_dtype": (st_file('{"a":{"shape":[4],"data_offsets":[0,4]}}', b"1234"), HeaderError, "dtype"),
-    "name_twice": (st_file('{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[4],'
-                           '"data_offsets":[0,4]}}', b"1234"), HeaderError, "duplicate"),
-    "name_twice_by_escape": (st_file('{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"\\u0061":{"dtype":"U8",'
-                                     '"shape":[4],"data_offsets":[0,4]}}', b"1234"), HeaderError, "duplicate"),
+    "name_twice": (
+        st_file(
+            '{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}',
+            b"1234",
+        ),
+        HeaderError,
+        "duplicate",
+    ),
+    "name_twice_by_escape": (
+        st_file(
+            '{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"\\u0061":{"dtype":"U8",'
+            '"shape":[4],"data_offsets":[0,4]}}',
+            b"1234",
+        ),
+        HeaderError,
+        "duplicate",
+    ),
     "metadata_twice": (st_file('{"__metadata__":{},"__metadata__":{}}'), HeaderError, "__metadata__"),
     "metadata_key_twice": (st_file('{"__metadata__":{"k":"1","k":"2"}}'), HeaderError, "duplicate"),
     "metadata_number": (st_file('{"__metadata__":{"k":1}}'), HeaderError, "."),
@@ -324,14 +395,17 @@ ST_LIES: dict[str, tuple[bytes, Any, str]] = {
     "metadata_as_tensor": (st_file({"__metadata__": st_entry("U8", [4], 0, 4)}, b"1234"), HeaderError, "."),
     "not_utf8": (st_file(b'{"\xff":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}', b"1234"), HeaderError, "UTF-8"),
     "surrogate": (st_file('{"\\ud800":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}', b"1234"), HeaderError, "."),
-    "two_objects": (st_file('{}{}'), HeaderError, "."),
-    "comment": (st_file('{/**/}'), HeaderError, "."),
+    "two_objects": (st_file("{}{}"), HeaderError, "."),
+    "comment": (st_file("{/**/}"), HeaderError, "."),
     "trailing_comma": (st_file('{"a":{"dtype":"U8","shape":[4,],"data_offsets":[0,4]}}', b"1234"), HeaderError, "."),
     "nul_padding": (st_file(b"{}" + bytes(6)), HeaderError, "."),
     "deep": (st_file('{"a":' + "[" * 10_000 + "]" * 10_000 + "}"), FormatError, "."),
-    "deep_extra_field": (st_file('{"a":{"x":' + "[" * 200 + "]" * 200 + ',"dtype":"U8","shape":[4],"data_offsets":[0,4]}}',
-                                 b"1234"), FormatError, "."),
-}  # fmt: skip
+    "deep_extra_field": (
+        st_file('{"a":{"x":' + "[" * 200 + "]" * 200 + ',"dtype":"U8","shape":[4],"data_offsets":[0,4]}}', b"1234"),
+        FormatError,
+        ".",
+    ),
+}
 
 
 @pytest.mark.parametrize(("data", "kind", "words"), ST_LIES.values(), ids=ST_LIES.keys())
@@ -370,5 +444,6 @@ def test_end_record_inside_a_payload_is_data() -> None:
 def test_struct_sizes_of_the_builder_are_those_of_the_format() -> None:
     """The lies above mean something only if the truth is read by others, too."""
     with zipfile.ZipFile(io.BytesIO(archive())) as z:
-        assert z.testzip() is None and len(z.namelist()) == 8
+        assert z.testzip() is None
+        assert len(z.namelist()) == 8
     assert struct.unpack_from("<I", archive(), 0) == (0x04034B50,)

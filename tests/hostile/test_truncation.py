@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import cases
 import pytest
 
-import cases
 import tensorio
 
 FILES = ["torch_zip_small", "torch_zip_by_hand", "torch_zip_deflated", "safetensors_small", "safetensors_unaligned"]
@@ -29,7 +29,8 @@ def test_truncation_is_refused_by_path_as_by_bytes(name: str, tmp_path: Path) ->
     for n in range(0, len(data), 37):
         path.write_bytes(data[:n])
         verdicts: list[Any] = []
-        for source, options in ((path, {}), (path, {"mmap": False}), (data[:n], {})):
+        modes: list[tuple[Any, dict[str, Any]]] = [(path, {}), (path, {"mmap": False}), (data[:n], {})]
+        for source, options in modes:
             with pytest.raises(tensorio.FormatError) as caught:
                 tensorio.load(source, **options)
             verdicts.append((type(caught.value), caught.value.message, caught.value.offset))
@@ -42,7 +43,8 @@ def test_truncation_of_a_payload_says_how_much_is_missing(missing: int) -> None:
     with pytest.raises(tensorio.TruncatedError) as caught:
         tensorio.load(data[:-missing])
     message = str(caught.value)
-    assert "5000" in message and str(5000 - missing) in message
+    assert "5000" in message
+    assert str(5000 - missing) in message
 
 
 def test_truncation_of_a_download_is_called_truncated() -> None:

@@ -53,7 +53,8 @@ def masked(data: bytes) -> bytes:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         last = archive.infolist()[-1]
         directory = archive.start_dir
-    assert last.filename.endswith("/.data/serialization_id") and last.file_size == 40
+    assert last.filename.endswith("/.data/serialization_id")
+    assert last.file_size == 40
     out = bytearray(data)
     name, extra = struct.unpack_from("<HH", out, last.header_offset + 26)
     start = last.header_offset + 30 + name + extra
@@ -227,8 +228,9 @@ class Trees:
         choices = [
             None, True, False, rng.randrange(300), rng.randrange(-70000, 70000), rng.getrandbits(40) - (1 << 39),
             rng.getrandbits(200), -rng.getrandbits(64), rng.random(), -0.0, float("inf"), float("nan"),
-            complex(rng.random(), -1), rng.choice(self.WORDS), rng.choice(self.WORDS), rng.randbytes(rng.randrange(1, 5)),
-            bytearray(rng.randbytes(rng.randrange(4))), {rng.randrange(9)}, set(), Counter(rng.choice(self.WORDS)),
+            complex(rng.random(), -1), rng.choice(self.WORDS), rng.choice(self.WORDS),
+            rng.randbytes(rng.randrange(1, 5)), bytearray(rng.randbytes(rng.randrange(4))), {rng.randrange(9)}, set(),
+            Counter(rng.choice(self.WORDS)),
         ]  # fmt: skip
         return rng.choice(choices)
 

@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import cases
 import numpy as np
 import pytest
 
-import cases
 import tensorio
 from tensorio.tensors import PARAMETER, REQUIRES_GRAD
 
@@ -55,7 +55,8 @@ MODULES = [e for e in ENTRIES if whole_module(e)]
 
 
 def oracle_of(corpus: Path, entry: dict[str, Any]) -> dict[str, Any]:
-    return json.loads((corpus / entry["oracle"]).read_text())
+    oracle: dict[str, Any] = json.loads((corpus / entry["oracle"]).read_text())
+    return oracle
 
 
 def digest(array: np.ndarray[Any, Any]) -> str:
@@ -122,7 +123,12 @@ def test_corpus_file_loads_the_same_in_every_mode(corpus: Path, entry: dict[str,
     path = corpus / entry["path"]
     with tensorio.open(path) as checkpoint:
         want = {name: digest(array) for name, array in checkpoint.items()}
-    for source, options in ((path, {"mmap": False}), (path.read_bytes(), {}), (path, {"writable": True})):
+    modes: list[tuple[Any, dict[str, Any]]] = [
+        (path, {"mmap": False}),
+        (path.read_bytes(), {}),
+        (path, {"writable": True}),
+    ]
+    for source, options in modes:
         with tensorio.open(source, **options) as other:
             assert {name: digest(array) for name, array in other.items()} == want
 
@@ -138,7 +144,8 @@ def test_corpus_plain_values_equal_oracle(corpus: Path, entry: dict[str, Any]) -
         value = walked(tree, leaf["path"])
         assert type(value).__name__ == leaf["kind"], leaf["path"]
         if leaf["kind"] == "str":
-            assert len(value) == leaf["len"] and value.startswith(leaf["repr"][:40]), leaf["path"]
+            assert len(value) == leaf["len"], leaf["path"]
+            assert value.startswith(leaf["repr"][:40]), leaf["path"]
         else:
             assert repr(value) == leaf["repr"], leaf["path"]
 
@@ -157,7 +164,9 @@ def test_corpus_container_types_equal_oracle(corpus: Path, entry: dict[str, Any]
 def test_corpus_checksums_hold(corpus: Path, entry: dict[str, Any]) -> None:
     report = tensorio.verify(corpus / entry["path"])
     assert report.ok, str(report)
-    if entry["format"] == "torch_zip" and all(int(r["crc"], 16) for r in oracle_of(corpus, entry)["records"] if r["size"]):
+    if entry["format"] == "torch_zip" and all(
+        int(r["crc"], 16) for r in oracle_of(corpus, entry)["records"] if r["size"]
+    ):
         assert report.unchecked == 0
         assert report.checked == sum(r["size"] for r in oracle_of(corpus, entry)["records"])
 
@@ -191,5 +200,6 @@ def test_corpus_file_of_another_format_is_refused_with_words(corpus: Path, entry
     with pytest.raises((tensorio.FormatError, tensorio.UnsupportedError, tensorio.UnsafePickleError)) as caught:
         tensorio.load(corpus / entry["path"])
     message = str(caught.value)
-    assert 20 < len(message) <= 500 and message.isprintable()
+    assert 20 < len(message) <= 500
+    assert message.isprintable()
     assert Path(entry["path"]).name[:20] in message

@@ -17,17 +17,17 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
+import cases
+import hexfile
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import cases
-import hexfile
 import tensorio
 
 torch = pytest.importorskip("torch", reason="torch is the oracle")
-safetensors = pytest.importorskip("safetensors", reason="safetensors is the oracle")
+pytest.importorskip("safetensors", reason="safetensors is the oracle")
 import safetensors.numpy  # noqa: E402
 import safetensors.torch  # noqa: E402
 
@@ -117,8 +117,20 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
             numbers = list(re.finditer(rb"\d+", header))
             if numbers:
                 m = rng.choice(numbers)
-                header[m.start() : m.end()] = rng.choice((b"0", b"1", b"2", b"4", b"8", b"16", b"4294967296", b"-1",
-                                                          b"18446744073709551615", b"18446744073709551616"))  # fmt: skip
+                header[m.start() : m.end()] = rng.choice(
+                    (
+                        b"0",
+                        b"1",
+                        b"2",
+                        b"4",
+                        b"8",
+                        b"16",
+                        b"4294967296",
+                        b"-1",
+                        b"18446744073709551615",
+                        b"18446744073709551616",
+                    )
+                )
         elif what == 5:
             words = list(re.finditer(rb'"[^"]*"', header))
             if words:
@@ -231,10 +243,12 @@ leaves = st.none() | st.booleans() | st.integers(-(1 << 80), 1 << 80) | st.float
 keys = names | st.integers(-1000, 1000)
 objects = st.recursive(
     leaves | torch_tensors(),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.lists(inner, max_size=3).map(tuple)
-    | st.dictionaries(keys, inner, max_size=3)
-    | st.dictionaries(keys, inner, max_size=3).map(OrderedDict),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(keys, inner, max_size=3)
+        | st.dictionaries(keys, inner, max_size=3).map(OrderedDict)
+    ),
     max_leaves=12,
 )
 
@@ -287,7 +301,8 @@ def test_torch_zip_of_any_pickle_protocol_reads_the_same(obj: Any, protocol: int
 
 def number_changes(pickle: bytes) -> Iterator[bytes]:
     """The pickle with every one of its small numbers replaced in turn."""
-    for op, arg, at in pickletools.genops(pickle):
+    ops: list[tuple[Any, Any, Any]] = list(pickletools.genops(pickle))
+    for op, arg, at in ops:
         if op.name == "BININT1":
             for value in (0, 1, 2, 3, 4, 6, 12, 200):
                 if value != arg:
@@ -301,7 +316,7 @@ def test_torch_zip_with_any_number_changed_has_the_references_verdict() -> None:
         parts = {n.partition("/")[2]: archive.read(n) for n in archive.namelist()}
     storages = {k.removeprefix("data/"): v for k, v in parts.items() if k.startswith("data/")}
     accepted = 0
-    for i, pickle in enumerate(number_changes(parts["data.pkl"])):
+    for pickle in number_changes(parts["data.pkl"]):
         whole = hexfile.torch_file(pickle, storages)
         try:
             theirs = torch.load(io.BytesIO(whole), weights_only=True)
@@ -310,7 +325,7 @@ def test_torch_zip_with_any_number_changed_has_the_references_verdict() -> None:
                 tensorio.load(whole)
             continue
         accepted += 1
-        same(tensorio.load(whole), theirs), i
+        same(tensorio.load(whole), theirs)
     assert accepted > 5
 
 

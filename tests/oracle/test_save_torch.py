@@ -14,9 +14,10 @@ import fractions
 import io
 import math
 import os
+import pickle
 import random
 import struct
-import warnings
+import threading
 import zipfile
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -30,13 +31,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="torch is the oracle")
+from _trees import (  # noqa: E402
+    ML_DTYPES,
+    NUMPY_DTYPES,
+    TORCH_DTYPES,
+    Trees,
+    assert_equal,
+    assert_same_file,
+    assert_sound,
+    bits,
+    id_of,
+    masked,
+    saved,
+    saved_by_torch,
+    storages,
+    through_torch,
+    torch_base,
+)  # fmt: skip
 from torch.utils.serialization import config  # noqa: E402
 
 import tensorio  # noqa: E402
-from _trees import (  # noqa: E402
-    ML_DTYPES, NUMPY_DTYPES, TORCH_DTYPES, Trees, assert_equal, assert_same_file, assert_sound, bits, from_numpy, id_of,
-    masked, record, saved, saved_by_torch, storages, through_torch, torch_base,
-)  # fmt: skip
 
 pytestmark = [
     pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the layout is that of torch 2.13"),
@@ -103,11 +117,13 @@ plain = (
 )  # fmt: skip
 plain_trees = st.recursive(
     plain,
-    lambda inner: st.lists(inner, max_size=5)
-    | st.lists(inner, max_size=5).map(tuple)
-    | st.dictionaries(texts | st.integers(), inner, max_size=4)
-    | st.dictionaries(texts | st.floats(allow_nan=False), inner, max_size=4).map(OrderedDict)
-    | inner.map(lambda x: [x, x, (x,)]),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.lists(inner, max_size=5).map(tuple)
+        | st.dictionaries(texts | st.integers(), inner, max_size=4)
+        | st.dictionaries(texts | st.floats(allow_nan=False), inner, max_size=4).map(OrderedDict)
+        | inner.map(lambda x: [x, x, (x,)])
+    ),
     max_leaves=25,
 )
 
@@ -283,7 +299,7 @@ def test_type_that_torch_cannot_save_is_refused(dtype: str) -> None:
     obj = torch.arange(4, dtype=torch.uint8).view(getattr(torch, dtype))
     with pytest.raises(KeyError):
         saved_by_torch(obj)
-    with pytest.raises((tensorio.UnsupportedError, KeyError)):
+    with pytest.raises(tensorio.UnsupportedError, match=dtype):
         saved(obj)
 
 
@@ -293,15 +309,19 @@ def test_meta_storage_is_refused(in_child: Any) -> None:
         in_child(saved, [storage])
 
 
+@pytest.mark.parametrize("left", [0, 8])
 @pytest.mark.parametrize("compact", [False, True])
-def test_storage_of_no_bytes_under_a_shape_reads_no_memory(in_child: Any, compact: bool) -> None:
-    t = torch.ones(1 << 20)
-    t.untyped_storage().resize_(0)
-    try:
-        data = in_child(lambda: saved([t], compact=compact))
-    except tensorio.TensorIOError:
+def test_tensor_larger_than_its_storage_reads_no_other_memory(left: int, compact: bool, in_child: Any) -> None:
+    """As torch.save: what the storage has is stored; there is no part of it that the tensor could reach."""
+    tensor = torch.ones(1 << 20)
+    tensor.untyped_storage().resize_(left)
+    if compact:
+        with pytest.raises(tensorio.UnsupportedError):
+            in_child(lambda: saved([tensor], compact=True))
         return
-    assert storages(data) == [b""]
+    data = in_child(lambda: saved([tensor]))
+    assert [len(s) for s in storages(data)] == [left]
+    assert_same_file(data, saved_by_torch([tensor]))
 
 
 # ------------------------------------------------------------------ checkpoints
@@ -310,7 +330,9 @@ def test_storage_of_no_bytes_under_a_shape_reads_no_memory(in_child: Any, compac
 def model() -> Any:
     torch.manual_seed(0)
     return torch.nn.Sequential(
-        torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Sequential(torch.nn.Embedding(3, 4), torch.nn.GRU(4, 4))
+        torch.nn.Linear(4, 5),
+        torch.nn.BatchNorm1d(5),
+        torch.nn.Sequential(torch.nn.Embedding(3, 4), torch.nn.GRU(4, 4)),
     )
 
 
@@ -425,7 +447,15 @@ def recursive_long_tuple() -> Any:
 VALUES: dict[str, Callable[[], Any]] = {
     "ints": lambda: [0, 1, 255, 256, 65535, 65536, -1, -128, -129, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**63],
     "big_ints": lambda: [2**70, -(2**70), 2**2031, 2**2040, -(2**2039), -(2**2040), 1 << 10_000],
-    "floats": lambda: [0.0, -0.0, 1e-310, math.inf, -math.inf, math.nan, struct.unpack("<d", b"\1\0\0\0\0\0\xf8\xff")[0]],
+    "floats": lambda: [
+        0.0,
+        -0.0,
+        1e-310,
+        math.inf,
+        -math.inf,
+        math.nan,
+        struct.unpack("<d", b"\1\0\0\0\0\0\xf8\xff")[0],
+    ],
     "strings": lambda: ["", "a", "a", "\u00e9", "\u2028\u2029", "\U0001f600", "\x00", "x" * 100_000],
     "bytes": lambda: [b"", b"a", b"\xff" * 300, b"a", bytearray(), bytearray(b"xy")],
     "complex": lambda: [1 + 2j, complex(math.nan, -0.0)],
@@ -489,7 +519,8 @@ def test_payload_of_any_size_is_byte_identical(size: int) -> None:
 # ------------------------------------------------------------ names, alignment
 
 NAMES = ["x.pt", "x.tar.gz", "a.b.c.pth", "noext", "ends.", "sp ace.pt", ".hid.pt", "sub.dir/y.pt", "sub.dir/noext",
-         "\u00e9trange.pt", "dossi\u00e9/x.pt", "UPPER.PT", "model.bin", "x" * 200 + ".pt", "a-b_c(1).ckpt"]  # fmt: skip
+         "\u00e9trange.pt", "dossi\u00e9/x.pt", "UPPER.PT", "model.bin", "x" * 200 + ".pt",
+         "a-b_c(1).ckpt"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -596,13 +627,15 @@ def test_id_is_the_same_for_the_same_object(tmp_path: Path) -> None:
 )
 def test_id_changes_with_the_content(other: Callable[[], Any]) -> None:
     a, b = id_of(saved({"w": np.arange(12.0).reshape(3, 4), "n": 1})), id_of(saved(other()))
-    assert a != b and a.isdigit() and len(a) == 40
+    assert a != b
+    assert a.isdigit()
+    assert len(a) == 40
 
 
 def test_second_half_of_the_id_is_the_fold_of_the_checksums() -> None:
     for seed in range(100):
-        tree = Trees(seed, "torch").tree()
-        assert id_of(saved(tree))[20:] == id_of(saved_by_torch(tree))[20:]
+        tree = Trees(seed, "numpy").tree()
+        assert id_of(saved(tree))[20:] == id_of(saved_by_torch(through_torch(tree)))[20:]
 
 
 # ------------------------------------------------------- arrays that share memory
@@ -615,7 +648,7 @@ def pointers(*tensors: Any) -> list[int]:
 
 def test_overlapping_arrays_share_one_storage() -> None:
     base = np.arange(60.0).reshape(6, 10)
-    obj = {"rows": base[1:4], "all": base, "column": base[:, 3], "transposed": base.T, "one": base[2, 2]}
+    obj = {"rows": base[1:4], "all": base, "column": base[:, 3], "transposed": base.T}
     obj["other"] = np.ones(3)
     data = saved(obj)
     assert [len(s) for s in storages(data)] == [base.nbytes, 24]
@@ -652,7 +685,8 @@ def test_same_bytes_in_two_array_objects_share_one_storage() -> None:
     assert len(storages(data)) == 1
     back = load(data)
     assert_equal(back, obj)
-    assert back[0] is back[3] and pointers(*back) == [0, 0, 0, 0]
+    assert back[0] is back[3]
+    assert pointers(*back) == [0, 0, 0, 0]
 
 
 def test_same_bytes_as_other_types_have_storages_of_their_own() -> None:
@@ -751,11 +785,14 @@ def test_array_in_any_layout_has_the_right_values(layout: str, dtype: str) -> No
     data = saved({"a": array, "again": array, "b": np.ones(2)})
     back = load(data)
     native = array.astype(array.dtype.newbyteorder("="))
-    assert np.array_equal(back["a"].numpy(), native) and back["a"].numpy().dtype == native.dtype
-    assert back["a"] is back["again"] and len(storages(data)) == 2
+    assert np.array_equal(back["a"].numpy(), native)
+    assert back["a"].numpy().dtype == native.dtype
+    assert back["a"] is back["again"]
+    assert len(storages(data)) == 2
     assert_sound(data)
     ours = tensorio.load(data)
-    assert np.array_equal(ours["a"], native) and ours["a"].dtype == native.dtype
+    assert np.array_equal(ours["a"], native)
+    assert ours["a"].dtype == native.dtype
 
 
 def test_copied_arrays_do_not_share_with_their_base() -> None:
@@ -764,7 +801,8 @@ def test_copied_arrays_do_not_share_with_their_base() -> None:
     data = saved(obj)
     assert [len(s) for s in storages(data)] == [80, 80]
     back = load(data)
-    assert np.array_equal(back["reversed"].numpy(), base[::-1]) and pointers(back["base"], back["part"]) == [0, 16]
+    assert np.array_equal(back["reversed"].numpy(), base[::-1])
+    assert pointers(back["base"], back["part"]) == [0, 16]
 
 
 @pytest.mark.parametrize("dtype", NUMPY_DTYPES + ML_DTYPES)
@@ -814,7 +852,8 @@ def test_compact_of_whole_storages_is_byte_identical() -> None:
 def test_compact_works_for_every_type(dtype: str) -> None:
     base = torch_base(dtype, (50, 4), random.Random(dtype))
     data = saved([base[10:12], base[11:13, 1:]], compact=True)
-    assert len(storages(data)) == 1 and len(storages(data)[0]) == 12 * base.itemsize
+    assert len(storages(data)) == 1
+    assert len(storages(data)[0]) == 12 * base.itemsize
     assert_equal(load(data), [base[10:12], base[11:13, 1:]])
 
 
@@ -841,16 +880,15 @@ def test_same_torch_bytes_as_other_types_have_the_right_values() -> None:
 # ------------------------------------------------------------------- refusals
 
 
-def test_lambda_is_refused_and_the_old_file_stays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bad", [lambda: 0, (i for i in ()), threading.Lock()], ids=["lambda", "generator", "lock"])
+def test_object_that_cannot_be_pickled_leaves_the_old_file(bad: Any, tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     tensorio.save({"w": np.ones(3)}, path, durable=False)
     before = path.read_bytes()
-    for bad in ({"f": lambda: 0}, {"g": (i for i in ())}, {"s": io.StringIO}):
-        if bad.get("s"):
-            continue
-        with pytest.raises((tensorio.TensorIOError, Exception), match="can't|cannot|pickle"):
-            tensorio.save(bad, path)
-        assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+    with pytest.raises((pickle.PicklingError, TypeError), match=r"can't|cannot"):
+        tensorio.save({"w": np.zeros(3), "bad": bad}, path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_metadata_has_no_place() -> None:
@@ -974,20 +1012,17 @@ def assert_reads_at_both_ends(path: Path, arrays: dict[str, Array]) -> None:
     del back
 
 
-def test_big_mapped_source_saves_flat(sparse_folder: Path) -> None:
-    """A sparse file of 5 GiB, mapped, is the source; the target has holes, too."""
-    source = sparse_folder / "source"
-    with source.open("wb") as f:
-        f.write(b"\1" * 8)
-        f.seek((5 << 30) - 8)
-        f.write(b"\2" * 8)
-    array = np.memmap(source, np.float64, "r")
+def test_views_beyond_4_gib_share_their_storage(sparse_folder: Path) -> None:
+    base = np.zeros(5 << 27, np.float64)
+    base[0], base[-1] = 1, 2
     target = sparse_folder / "target.pt"
     with contextlib.closing(Sparse(target)) as f:
-        tensorio.save({"w": np.asarray(array), "tail": np.asarray(array)[-3:], "n": np.ones(2)}, f, format="torch_zip")
+        tensorio.save({"w": base, "tail": base[-3:], "n": np.ones(2)}, f, format="torch_zip")
     back = torch.load(target, weights_only=True, mmap=True)
-    assert back["w"].shape == array.shape and pointers(back["w"], back["tail"]) == [0, (5 << 30) - 24]
-    assert bits(back["w"][:2]) == array[:2].tobytes() and bits(back["tail"]) == array[-3:].tobytes()
+    assert back["w"].shape == base.shape
+    assert pointers(back["w"], back["tail"]) == [0, (5 << 30) - 24]
+    assert bits(back["w"][:2]) == base[:2].tobytes()
+    assert bits(back["tail"]) == base[-3:].tobytes()
     assert bits(back["n"]) == np.ones(2).tobytes()
     with zipfile.ZipFile(target) as archive:
         assert archive.getinfo("archive/data/0").file_size == 5 << 30

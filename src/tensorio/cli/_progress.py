@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tensorio.cli._text import console
+from tensorio.cli._text import console, size
 
 __all__ = ["bar"]
 
@@ -28,13 +28,18 @@ def bar(label: str) -> Iterator[Callable[[int, int], None]]:
     if not out.is_terminal:
         yield lambda done, total: None
         return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Speed(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(f"{size(task.finished_speed or task.speed or 0)}/s")
 
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=None),
         DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
+        Speed(),
         TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=out, transient=True) as progress:

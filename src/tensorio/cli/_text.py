@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -172,10 +173,10 @@ class Cell(NamedTuple):
 
 
 class Sheet:
-    """Lines in columns: the first one is cut in its middle if a terminal is narrow, nothing else wraps.
+    """Lines in columns, whose first one is cut in its middle if a terminal is narrow.
 
     The last cell of a row with fewer cells than columns runs on to the right and
-    counts for no column's width.
+    counts for no column's width. If it is the only one it is prose, and wraps.
 
     Parameters
     ----------
@@ -196,7 +197,11 @@ class Sheet:
 
         widths = self._widths(options.max_width)
         for row in self.rows:
-            yield from self._line(row, widths, options.max_width, console)
+            if len(row) == 1 < len(self.columns) and _width(row[0].text) > options.max_width:
+                style = console.get_style(row[0].style) if row[0].style else None
+                yield Segment(_wrapped(row[0].text, options.max_width), style)
+            else:
+                yield from self._line(row, widths, options.max_width, console)
             yield Segment.line()
 
     def _widths(self, room: int) -> list[int]:
@@ -230,6 +235,12 @@ class Sheet:
                 yield Segment(text, console.get_style(cell.style) if cell.style else None)
                 at = start + width
             end += widths[i] + (GAP if widths[i] else 0)
+
+
+def _wrapped(text: str, width: int) -> str:
+    """A text in lines of at most `width` characters, those below the first one indented a bit more than it is."""
+    indent = " " * (len(text) - len(text.lstrip()) + GAP)
+    return textwrap.fill(text, width, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _width(text: str) -> int:

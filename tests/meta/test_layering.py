@@ -1,0 +1,127 @@
+"""Imports point down only; see the rank table of DESIGN and ARCHITECTURE.md."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "src" / "tensorio"
+
+# Lower ranks know nothing of higher ones; within a rank, modules may use each other.
+RANKS: list[tuple[str, ...]] = [
+    ("errors", "_version"),
+    (
+        "_core",
+        "_csrc",
+        "_source",
+        "_unpickler",
+        "_pickler",
+        "_arrays",
+        "_rebuild",
+        "dtypes",
+        "allowlist",
+        "values",
+        "arraylike",
+    ),
+    ("storage", "output"),
+    ("tensors", "tree", "plan"),
+    ("formats",),
+    ("checkpoint",),
+    ("_api", "cli", "torch", "safetensors", "__main__"),
+    ("",),  # the package itself: re-exports only
+]
+# Where the picture allows a step up, with the reason.
+EXCEPTIONS = {
+    ("output", "plan"),  # for types only
+    ("storage", "_arrays"),
+}
+RANK = {name: i for i, row in enumerate(RANKS) for name in row}
+
+
+def modules() -> list[Path]:
+    return sorted(p for p in PACKAGE.rglob("*") if p.suffix in (".py", ".pyx") and "__pycache__" not in p.parts)
+
+
+def part(path: Path) -> str:
+    """The unit a file belongs to: a top module, or one of the folders."""
+    relative = path.relative_to(PACKAGE)
+    top = relative.parts[0].removesuffix(path.suffix) if len(relative.parts) == 1 else relative.parts[0]
+    return "" if top == "__init__" else top
+
+
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """Modules of tensorio that a file imports, and whether only for its annotations."""
+    text = path.read_text()
+    if path.suffix == ".pyx":
+        found = re.findall(
+            r"^\s*(?:from\s+(tensorio[\w.]*)\s+c?import\s+([\w, ]+)|c?import\s+(tensorio[\w.]*))", text, re.M
+        )
+        return [
+            (f"{a}.{n.split(' as ')[0].strip()}", False) for a, names, _ in found if a for n in names.split(",")
+        ] + [(c, False) for *_, c in found if c]
+    out = []
+    tree = ast.parse(text)
+    typing = [n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n.test)]
+    inside = {id(n) for block in typing for n in ast.walk(block)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tensorio":
+            out += [(f"{node.module}.{a.name}", id(node) in inside) for a in node.names]
+        elif isinstance(node, ast.Import):
+            out += [(a.name, id(node) in inside) for a in node.names if a.name.split(".")[0] == "tensorio"]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import; name modules in full"
+    return out
+
+
+def target(name: str) -> str:
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in RANK else ""
+
+
+def test_every_module_has_a_rank() -> None:
+    assert {part(p) for p in modules()} <= set(RANK)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_down(path: Path) -> None:
+    here = part(path)
+    for name, for_types in imports(path):
+        there = target(name)
+        if there == here or for_types or (here, there) in EXCEPTIONS:
+            continue
+        if there == "" and here in ("cli", "__main__", "torch", "safetensors"):
+            continue  # the faces speak to the public package
+        assert RANK[there] <= RANK[here], f"{path.name} imports {name}, which stands above it"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "formats").glob("*.py")), ids=lambda p: p.name)
+def test_formats_do_not_import_each_other(path: Path) -> None:
+    for name, _ in imports(path):
+        parts = name.split(".")
+        if parts[1] == "formats" and len(parts) > 2 and path.stem != "__init__":
+            assert parts[2].startswith("_"), f"{path.name} imports the format {parts[2]}"
+
+
+def test_only_storage_opens_files_and_maps_them() -> None:
+    """The door to a file's bytes."""
+    for path in modules():
+        if part(path) in ("storage", "output", "cli", "__main__") or path.suffix == ".pyx":
+            continue
+        text = path.read_text()
+        assert "import mmap" not in text, path.name
+        assert not re.search(r"(?<![.\w])os\.open\(|(?<![.\w\"'])open\([^)]*[\"'][rwab]+[\"']", text), path.name
+
+
+def test_no_module_can_run_what_a_file_says() -> None:
+    """P1: nothing here calls, imports or evaluates a name that it was given."""
+    for path in modules():
+        if part(path) == "_pickler":
+            continue  # looks up the caller's own objects, to write their names
+        text = path.read_text()
+        for word in ("pickle.load", "Unpickler(", "eval(", "exec(", "marshal", "getattr(sys.modules"):
+            assert word not in text.replace("_unpickler.loads", ""), f"{path.name}: {word}"
+        if "import_module" in text or "__import__" in text:
+            assert part(path) in ("formats", "cli", "_arrays", "_api", ""), path.name

@@ -1,0 +1,134 @@
+"""The public surface, held to DESIGN section 4: names, signatures, nothing more."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+import tensorio
+
+NAMES = [
+    "Checkpoint",
+    "ChecksumError",
+    "Chunk",
+    "Device",
+    "Extent",
+    "FormatError",
+    "HeaderError",
+    "LimitError",
+    "Opaque",
+    "Report",
+    "Size",
+    "TensorIOError",
+    "TensorInfo",
+    "TensorMismatchError",
+    "TensorNotFoundError",
+    "TorchDType",
+    "TruncatedError",
+    "UnknownFormatError",
+    "UnsafePickleError",
+    "UnsupportedError",
+    "__version__",
+    "convert",
+    "identify",
+    "load",
+    "open",
+    "save",
+    "verify",
+]
+
+SIGNATURES = {
+    "load": "path, *, format=None, mmap=True, writable=False, names=None, unknown='error', allow=(), strict=False, "
+            "verify=False, progress=None",
+    "open": "path, *, format=None, mmap=True, writable=False, unknown='error', allow=(), strict=False, verify=False",
+    "save": "obj, path, *, format=None, metadata=None, align=None, compact=False, max_shard_size=None, durable=True, "
+            "progress=None",
+    "convert": "src, dst, *, format=None, dtype=None, rename=None, max_shard_size=None, unknown='error', allow=(), "
+               "strict=False, durable=True, progress=None",
+    "verify": "path, *, progress=None",
+    "identify": "path",
+}  # fmt: skip
+
+METHODS = {
+    "tree": "self",
+    "read": "self, fqn, index=(), out=None",
+    "prefetch": "self, fqns=None",
+    "verify": "self, *, progress=None",
+    "close": "self",
+}
+ATTRIBUTES = {"format", "path", "files", "metadata", "nbytes", "infos", "paths"}
+
+
+def signature(function: Any) -> str:
+    parameters = inspect.signature(function).parameters.values()
+    plain = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
+    return str(inspect.Signature(plain))[1:-1]
+
+
+def test_all_is_the_list() -> None:
+    assert tensorio.__all__ == NAMES
+    assert tensorio.__all__ == sorted(tensorio.__all__)
+    assert len(set(tensorio.__all__)) == len(tensorio.__all__)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_is_there(name: str) -> None:
+    assert hasattr(tensorio, name)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if not n.startswith("_")])
+def test_every_name_is_documented(name: str) -> None:
+    doc = inspect.getdoc(getattr(tensorio, name))
+    assert doc is not None, name
+    assert doc.splitlines()[0].endswith("."), name
+
+
+def test_no_other_public_name_leaks() -> None:
+    public = {n for n in vars(tensorio) if not n.startswith("_")}
+    submodules = {n for n in public if inspect.ismodule(getattr(tensorio, n))}
+    assert public - submodules - set(NAMES) == set()
+    assert all(getattr(tensorio, n).__name__.startswith("tensorio.") for n in submodules)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_function_has_the_signature_of_the_design(name: str) -> None:
+    assert signature(getattr(tensorio, name)) == SIGNATURES[name]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_method_has_the_signature_of_the_design(name: str) -> None:
+    assert signature(getattr(tensorio.Checkpoint, name)) == METHODS[name]
+
+
+def test_checkpoint_has_the_attributes_of_the_design() -> None:
+    with tensorio.open(b"\x02\0\0\0\0\0\0\0{}") as checkpoint:
+        public = {n for n in dir(checkpoint) if not n.startswith("_")}
+        assert public >= ATTRIBUTES
+        assert public == ATTRIBUTES | set(METHODS) | {"get", "items", "keys", "values"}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_arguments_behind_the_second_are_keyword_only(name: str) -> None:
+    kinds = [p.kind for p in inspect.signature(getattr(tensorio, name)).parameters.values()]
+    assert kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD) <= 2
+    assert set(kinds) <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_every_parameter_is_annotated(name: str) -> None:
+    function = inspect.signature(getattr(tensorio, name))
+    assert all(p.annotation is not inspect.Parameter.empty for p in function.parameters.values())
+    assert function.return_annotation is not inspect.Signature.empty
+
+
+@pytest.mark.parametrize(("call", "word"), [
+    (lambda: tensorio.open(b"", allow=(dict,)), "allow="), (lambda: tensorio.load(b"", allow=(dict,)), "allow="),
+    (lambda: tensorio.save({}, "x.pt", max_shard_size="3MB"), "max_shard_size="),
+    (lambda: tensorio.convert("x.pt", "y.pt", max_shard_size=5), "max_shard_size="),
+    (lambda: tensorio.convert("x.pt", "y.pt", dtype="float16"), "dtype="),
+], ids=["open", "load", "save", "convert", "dtype"])  # fmt: skip
+def test_arguments_of_later_versions_are_refused_by_name(call: Any, word: str) -> None:
+    with pytest.raises(tensorio.UnsupportedError, match=word):
+        call()
