@@ -649,9 +649,13 @@ static int read_directory(const uint8_t *buf, const tio_zip_archive *zip, tio_zi
     return TIO_OK;
 }
 
+/* Records between two calls of `passed`: 256 with 16 pages of 4 KiB each are 16 MiB. */
+#define PASSED_EVERY 256
+
 /* Second pass: each local header, in file order. */
 static int read_locals(const uint8_t *buf, const tio_zip_archive *zip, tio_zip_record *rows,
-                       const uint32_t *order, uint64_t *bad, tio_error *err)
+                       const uint32_t *order, uint64_t *bad, tio_zip_passed passed, void *context,
+                       tio_error *err)
 {
     uint64_t n = zip->n_records, k;
     for (k = 0; k < n; k++) {
@@ -667,12 +671,15 @@ static int read_locals(const uint8_t *buf, const tio_zip_archive *zip, tio_zip_r
             *bad = order[k];
             return rc;
         }
+        if (passed != NULL && k % PASSED_EVERY == PASSED_EVERY - 1)
+            passed(context, r->header_offset);
     }
     return TIO_OK;
 }
 
 int tio_zip_read(const uint8_t *buf, uint64_t len, const tio_zip_archive *zip, tio_zip_record *rows,
-                 uint32_t *order, uint64_t *bad, tio_error *err)
+                 uint32_t *order, uint64_t *bad, tio_zip_passed passed, void *context,
+                 tio_error *err)
 {
     uint64_t end;
     int rc;
@@ -682,5 +689,5 @@ int tio_zip_read(const uint8_t *buf, uint64_t len, const tio_zip_archive *zip, t
     rc = read_directory(buf, zip, rows, order, bad, err);
     if (rc != TIO_OK)
         return rc;
-    return read_locals(buf, zip, rows, order, bad, err);
+    return read_locals(buf, zip, rows, order, bad, passed, context, err);
 }

@@ -52,8 +52,15 @@ int tio_zip_open(const uint8_t *buf, uint64_t len, tio_zip_archive *zip, tio_err
  * local header in agreement; the directory exactly used up. Touches the
  * directory and each record's local header, no payload. `order` is scratch for
  * n_records indices and receives the records in file order. On failure
- * *bad is the index of the record at fault (n_records if none). */
+ * *bad is the index of the record at fault (n_records if none).
+ *
+ * `passed`, if not NULL, is called now and then with an offset below which no
+ * byte is looked at again: a caller whose buffer is a mapping can then let its
+ * pages go, of which the kernel maps 16 for each one touched. */
+typedef void (*tio_zip_passed)(void *context, uint64_t offset);
+
 int tio_zip_read(const uint8_t *buf, uint64_t len, const tio_zip_archive *zip, tio_zip_record *rows,
-                 uint32_t *order, uint64_t *bad, tio_error *err);
+                 uint32_t *order, uint64_t *bad, tio_zip_passed passed, void *context,
+                 tio_error *err);
 
 #endif

@@ -498,8 +498,41 @@ cdef bytes _st_finish(bytearray out, size_t at, uint64_t extra):
 
 # ---------------------------------------------------------------------- zip
 
-def zip_read(buffer):
+cdef extern from *:
+    """
+    #if defined(__unix__) || defined(__APPLE__)
+    #include <sys/mman.h>
+    /* Unmap the pages of [from, to) of a file mapping; the page cache still has them. */
+    static void tio_let_go(const unsigned char *from, const unsigned char *to)
+    {
+        uintptr_t a = ((uintptr_t)from + 4095) & ~(uintptr_t)4095;
+        uintptr_t b = (uintptr_t)to & ~(uintptr_t)4095;
+        if (b > a)
+            (void)madvise((void *)a, b - a, MADV_DONTNEED);
+    }
+    #else
+    static void tio_let_go(const unsigned char *from, const unsigned char *to)
+    {
+        (void)from;
+        (void)to;
+    }
+    #endif
+    """
+    void tio_let_go(const uint8_t *begin, const uint8_t *end) noexcept nogil
+
+
+cdef void _let_go(void *base, uint64_t offset) noexcept nogil:
+    tio_let_go(<const uint8_t *> base, <const uint8_t *> base + offset)
+
+
+def zip_read(buffer, bint mapped=False):
     """Find, read and check the records of a zip archive that starts at the buffer's first byte.
+
+    Parameters
+    ----------
+    mapped : bool
+        Whether the buffer is a file mapping that nobody has written to: its
+        pages are then let go behind the reader, so that memory stays flat.
 
     Returns
     -------
@@ -520,7 +553,10 @@ def zip_read(buffer):
     cdef uint32_t *order
     cdef uint64_t bad = 0
     cdef tio_zip_record *out
+    cdef tio_zip_passed passed = NULL
     cdef int rc
+    if mapped:
+        passed = _let_go
     memset(&err, 0, sizeof(err))
     if tio_zip_open(data.ptr, data.nbytes, &zip, &err) < 0:
         raise _fault(&err)
@@ -531,7 +567,7 @@ def zip_read(buffer):
         raise MemoryError()
     try:
         with nogil:
-            rc = tio_zip_read(data.ptr, data.nbytes, &zip, out, order, &bad, &err)
+            rc = tio_zip_read(data.ptr, data.nbytes, &zip, out, order, &bad, passed, <void *> data.ptr, &err)
         if rc < 0:
             raise _fault(&err)
     finally:
@@ -673,8 +709,13 @@ def zip_extents(bytearray rows not None):
     return out
 
 
-def zip_check_small(buffer, bytearray rows not None, uint64_t limit):
+def zip_check_small(buffer, bytearray rows not None, uint64_t limit, bint mapped=False):
     """Check the CRC of every stored record of at most `limit` bytes.
+
+    Parameters
+    ----------
+    mapped : bool
+        See `zip_read`.
 
     Returns
     -------
@@ -688,6 +729,8 @@ def zip_check_small(buffer, bytearray rows not None, uint64_t limit):
     cdef uint32_t actual = 0
     with nogil:
         for i in range(n):
+            if mapped and i % 256 == 255:
+                _let_go(<void *> data.ptr, r[i].header_offset)
             if r[i].size > limit or r[i].method or r[i].crc32 == 0:
                 continue
             actual = tio_crc32(0, data.ptr + r[i].data_offset, r[i].size)

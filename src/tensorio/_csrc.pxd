@@ -116,8 +116,9 @@ cdef extern from "zip_read.h" nogil:
         uint16_t method
         uint16_t flags
     int tio_zip_open(const uint8_t *buf, uint64_t len, tio_zip_archive *zip, tio_error *err)
+    ctypedef void (*tio_zip_passed)(void *context, uint64_t offset) noexcept nogil
     int tio_zip_read(const uint8_t *buf, uint64_t len, const tio_zip_archive *zip, tio_zip_record *rows,
-                     uint32_t *order, uint64_t *bad, tio_error *err)
+                     uint32_t *order, uint64_t *bad, tio_zip_passed passed, void *context, tio_error *err)
 
 cdef extern from "zip_write.h" nogil:
     enum:

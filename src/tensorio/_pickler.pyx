@@ -35,7 +35,7 @@ import numpy as np
 
 from tensorio.dtypes import DTYPES as _DTYPES
 from tensorio.errors import UnsupportedError
-from tensorio._unpickler import Leaf as _Leaf
+from tensorio._unpickler import Leaf as _Leaf, _Global
 from tensorio.arraylike import as_numpy as _as_numpy, is_foreign_tensor as _is_foreign_tensor
 from tensorio.values import Device, Opaque, Size, TorchDType
 
@@ -340,7 +340,7 @@ cdef class _Pickler:
     cdef int save_other(self, object obj, type kind) except -1:
         if self.leaf is not None and kind is _Leaf:
             return self.save_leaf(obj)
-        if kind is _Named:
+        if kind is _Named or kind is _Global:
             return self.save_global(obj, obj.module, obj.name)
         if kind is TorchDType:
             return self.save_global(obj, "torch", str(obj))

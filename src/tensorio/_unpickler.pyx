@@ -38,6 +38,7 @@ from tensorio.values import Device, Opaque, Size, TorchDType
 
 cdef type _Opaque = Opaque
 cdef type _Size = Size
+cdef type _TorchDType = TorchDType
 cdef type _Device = Device
 cdef type _Counter = Counter
 
@@ -240,6 +241,7 @@ cdef class _Machine:
     cdef int64_t *dims
     cdef Py_ssize_t n_dims, dims_room
     cdef int tuple_keys
+    cdef Py_ssize_t bare_storages  # mentioned, less those that tensors were made of
     cdef int64_t budget  # bytes that may still be made
     cdef dict opaque
     cdef readonly list refused
@@ -493,7 +495,7 @@ cdef class _Machine:
         """The meaning of ``b"module\\nname\\n"``; an Opaque for what is not allowed."""
         found = _GLOBALS.get(key)
         if found is not None:
-            return found
+            return (<_Global> found).value if (<_Global> found).kind == K_DTYPE else found
         found = self.opaque.get(key)
         if found is not None:
             return found
@@ -799,6 +801,7 @@ cdef class _Machine:
         ref.numel = self.whole(<object> PyTuple_GET_ITEM(pid, 4), "the number of elements of a storage")
         ref.cls = <_Global> cls
         ref.record = self.mention(<const uint8_t *> text, count, ref.cls, ref.numel)
+        self.bare_storages += 1
         self.drop(self.sp - 1)
         return self.push(ref)
 
@@ -869,6 +872,7 @@ cdef class _Machine:
         if type(storage) is not _StorageRef:
             self.expected("a storage", storage)
         ref = <_StorageRef> storage
+        self.bare_storages -= 1
         row.dtype = ref.cls.dtype
         row.flags = 0
         itemsize = ref.cls.itemsize
@@ -901,12 +905,13 @@ cdef class _Machine:
         return rank
 
     cdef int dtype_v3(self, _StorageRef ref, object dtype, tio_row *row) except -1:
-        if type(dtype) is not _Global or (<_Global> dtype).kind != K_DTYPE:
+        if type(dtype) is not _TorchDType:
             self.expected("a dtype", dtype)
         if ref.cls.kind != K_UNTYPED:
             self.wrong("expected an untyped storage")
-        row.dtype = (<_Global> dtype).dtype
-        return (<_Global> dtype).itemsize
+        known = _BY_NAME[dtype]
+        row.dtype = known.code
+        return known.itemsize
 
     cdef int check_grad(self, object requires_grad, object hooks, tio_row *row) except -1:
         if requires_grad is True:
@@ -1388,7 +1393,33 @@ cdef class _Machine:
         if self.mp or self.sp != 1:
             self.wrong("the pickle stops with more or less than one object")
         out = self.pop()
-        return (<_Global> out).value if type(out) is _Global else out
+        return self.whole_storages(out) if self.bare_storages else out
+
+    cdef object whole_storages(self, object root):
+        """Show storages that were saved by themselves as flat arrays: at the top, in dicts and in lists."""
+        cdef list stack = [root] if isinstance(root, (dict, list)) else []
+        cdef set seen = set()
+        if type(root) is _StorageRef:
+            return self.whole_storage(<_StorageRef> root)
+        while stack:
+            node = stack.pop()
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            for key, child in list(node.items() if isinstance(node, dict) else enumerate(node)):
+                if type(child) is _StorageRef:
+                    node[key] = self.whole_storage(<_StorageRef> child)
+                elif isinstance(child, (dict, list)):
+                    stack.append(child)
+        return root
+
+    cdef object whole_storage(self, _StorageRef ref):
+        cdef tio_row row
+        cdef int64_t[2] dims
+        row.dtype, row.flags, row.rank = ref.cls.dtype, 0, 1
+        dims[0], dims[1] = ref.numel, 1
+        self.geometry(0, ref.record, ref.cls.itemsize, &row, dims)
+        return self.tensor(&row, dims)
 
     def table(self):
         """Return (rows, dims), arrays of int64, of the tensors met; empty if they became arrays."""

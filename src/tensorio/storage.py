@@ -66,10 +66,13 @@ class Storage:
         Size in bytes.
     writable : bool
         Whether arrays over it may be written to (the file never changes).
+    mapped : bool
+        Whether its pages are those of a file and can be let go and come back.
     """
 
     nbytes: int = 0
     writable: bool = False
+    mapped: bool = False
 
     def __init__(self) -> None:
         self._lease: Lease | None = None
@@ -208,6 +211,10 @@ class FileStorage(Storage):
             flags, prot = mmap.MAP_SHARED, mmap.PROT_READ
         return mmap.mmap(self._fd, size, flags=flags, prot=prot)
 
+    @property
+    def mapped(self) -> bool:  # type: ignore[override]
+        return self._map is not None and not self.writable
+
     def view(self) -> memoryview:
         if self._fd < 0:
             raise ValueError("the checkpoint is closed")
@@ -252,7 +259,7 @@ class FileStorage(Storage):
 
     def release(self, offset: int, nbytes: int) -> None:
         """Unmap the pages of a range that was read; they come back from the page cache if touched again."""
-        if hasattr(mmap, "MADV_DONTNEED") and not self.writable:
+        if hasattr(mmap, "MADV_DONTNEED") and self.mapped:
             self._advise(mmap.MADV_DONTNEED, offset, nbytes)
 
     def _advise(self, advice: int, offset: int, nbytes: int) -> None:

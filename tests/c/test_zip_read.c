@@ -263,7 +263,7 @@ static outcome read_archive(const void *bytes, size_t n)
     if (o.code == TIO_OK) {
         o.rows = malloc(o.zip.n_records * sizeof *o.rows + 1);
         o.order = malloc(o.zip.n_records * sizeof *o.order + 1);
-        o.code = tio_zip_read(buf, n, &o.zip, o.rows, o.order, &o.bad, &o.err);
+        o.code = tio_zip_read(buf, n, &o.zip, o.rows, o.order, &o.bad, NULL, NULL, &o.err);
     }
     if (o.code != TIO_OK)
         release(&o);
@@ -942,7 +942,7 @@ static void test_read_of_another_buffer(void)
     uint64_t bad;
     tio_error err;
     uint8_t *bytes = exact_copy(PLAIN, 188);
-    CHECK(tio_zip_read(bytes, 188, &zip, rows, order, &bad, &err) == TIO_TRUNCATED);
+    CHECK(tio_zip_read(bytes, 188, &zip, rows, order, &bad, NULL, NULL, &err) == TIO_TRUNCATED);
     CHECK(err.offset == 188 && err.want == 189 && bad == 2);
     free(bytes);
 }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from os import cpu_count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tensorio import _core
 from tensorio.errors import ChecksumError, HeaderError, TensorIOError, error_context
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Report", "verify_opened"]
 
+# Bytes of a stored record that one thread checks at a time.
+PART = 32 << 20
 # Bytes unpacked at a time.
 PIECE = 1 << 20
 
@@ -71,25 +73,54 @@ def verify_opened(opened: Opened, name: str, progress: Progress | None = None) -
     report.records = len(records)
     report.unchecked = sum(r.nbytes for r in records if r.crc32 is None)
     due = [r for r in records if r.crc32 is not None]
+    parts = [part for i, record in enumerate(due) for part in _parts(i, record)]
     total = sum(r.nbytes for r in due)
     storage = opened.storages[0]
+    actual: list[int | TensorIOError] = [0] * len(due)
     with ThreadPoolExecutor(cpu_count() or 1) as pool:
-        for record, actual in zip(due, pool.map(lambda r: _checksum(storage, r), due), strict=True):
-            report.checked += record.nbytes
-            problem = actual if isinstance(actual, TensorIOError) else _compare(record, actual)
-            if problem is not None:
-                problem.path = name
-                report.problems.append(problem)
+        results = pool.map(lambda part: _checksum(storage, due[part.record], part), parts)
+        for part, crc in zip(parts, results, strict=True):
+            actual[part.record] = _joined(actual[part.record], crc, part.nbytes)
+            report.checked += part.nbytes
             if progress is not None:
                 progress(report.checked, total)
+    for record, found in zip(due, actual, strict=True):
+        problem = found if isinstance(found, TensorIOError) else _compare(record, found)
+        if problem is not None:
+            problem.path = name
+            report.problems.append(problem)
     return report
 
 
-def _checksum(storage: Storage, record: StoredRecord) -> int | TensorIOError:
-    """The CRC-32 of a record's unpacked bytes, or why it can't be had."""
+class _Part(NamedTuple):
+    """A piece of a record that one thread checks."""
+
+    record: int
+    offset: int
+    nbytes: int
+
+
+def _parts(i: int, record: StoredRecord) -> Iterator[_Part]:
+    """Cut a stored record for several threads; a deflated one can only be read from its start."""
+    if record.deflated or record.nbytes <= PART:
+        yield _Part(i, record.offset, record.nbytes)
+        return
+    end = record.offset + record.nbytes
+    for at in range(record.offset, end, PART):
+        yield _Part(i, at, min(PART, end - at))
+
+
+def _joined(before: int | TensorIOError, crc: int | TensorIOError, nbytes: int) -> int | TensorIOError:
+    if isinstance(before, TensorIOError) or isinstance(crc, TensorIOError):
+        return crc
+    return _core.crc32_combine(before, crc, nbytes)
+
+
+def _checksum(storage: Storage, record: StoredRecord, part: _Part) -> int | TensorIOError:
+    """The CRC-32 of a part of a record, or of all its unpacked bytes, or why it can't be had."""
     if not record.deflated:
         crc = 0
-        for piece in storage.stream(record.offset, record.nbytes):
+        for piece in storage.stream(part.offset, part.nbytes):
             crc = _core.crc32(piece, crc)
         return crc
     try:

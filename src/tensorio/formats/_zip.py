@@ -24,6 +24,9 @@ __all__ = ["Archive", "ZipPlan"]
 # checksum costs nothing but the arithmetic, so that it is always checked.
 CHECKED_ON_OPEN = 4096
 
+# From this size on (bytes), pages of local headers are let go behind the reader: the kernel maps 16 for each touched.
+LET_GO_FROM = 32 << 20
+
 # What one deflated record may unpack to: deflate itself reaches 1032:1 (zlib's own figure); a tensor's record of
 # more than this many bytes per stored byte is a bomb.
 MAX_RATIO = 1100
@@ -43,8 +46,9 @@ class Archive:
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        self.rows, self.directory_offset, self.end = _core.zip_read(storage.view())
-        bad = _core.zip_check_small(storage.view(), self.rows, CHECKED_ON_OPEN)
+        mapped = storage.mapped and storage.nbytes > LET_GO_FROM
+        self.rows, self.directory_offset, self.end = _core.zip_read(storage.view(), mapped)
+        bad = _core.zip_check_small(storage.view(), self.rows, CHECKED_ON_OPEN, mapped)
         if bad is not None:
             self.fail_checksum(*bad)
 
