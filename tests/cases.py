@@ -207,8 +207,8 @@ def safetensors_empty() -> Case:
 def torch_zip_small() -> Case:
     """A nested object with tied tensors, written by torch itself."""
     w = array("float32", (3, 4))
-    obj: dict[str, Any] = {"model": {"w": w, "b": array("bfloat16", (4,))}, "steps": [array("int64", ()), array("float64", (2,))],
-           "lr": 0.5, "name": "x"}  # fmt: skip
+    model, steps = {"w": w, "b": array("bfloat16", (4,))}, [array("int64", ()), array("float64", (2,))]
+    obj: dict[str, Any] = {"model": model, "steps": steps, "lr": 0.5, "name": "x"}
     tensors = {"model.w": w, "model.b": obj["model"]["b"], "steps.0": obj["steps"][0], "steps.1": obj["steps"][1]}
     return Case("torch_zip", ".pt", torch_bytes(obj), tensors)
 

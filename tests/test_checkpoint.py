@@ -200,7 +200,7 @@ def test_big_endian_file_of_every_storage_class(cls: str, options: dict[str, Any
 
 @pytest.mark.parametrize("dtype", [*cases.DTYPES, "complex32", "bits16", "bits8"])
 def test_big_endian_file_of_every_dtype_over_an_untyped_storage(dtype: str) -> None:
-    """torch itself leaves these unswapped; the values saved on a big-endian machine are what is meant."""
+    """The values that were saved on the big-endian machine are what is meant, whatever the storage's class."""
     from tensorio.dtypes import BY_NAME
 
     row = BY_NAME[dtype]

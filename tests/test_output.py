@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import stat
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -221,7 +222,9 @@ def _save_and_die(path: Path, after: int) -> None:
 @pytest.mark.parametrize("after", [1, 1 << 20, 4 << 20])
 def test_process_that_dies_while_saving_leaves_the_old_file(after: int, target: Path) -> None:
     before = target.read_bytes()
-    pid = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: forking with threads; the child starts none
+        pid = os.fork()
     if pid == 0:
         try:
             _save_and_die(target, after)

@@ -678,7 +678,7 @@ def test_file_is_the_same_with_and_without_torch(tmp_path: Path) -> None:
 
     (tmp_path / "1").mkdir()
     tree = {"t": torch.arange(6.0).reshape(2, 3), "size": torch.Size([2, 3]), "device": torch.device("cuda", 1),
-            "cpu": torch.device("cpu"), "dtype": torch.bfloat16, "u2": torch.ones(3, dtype=torch.uint16),
+            "dtype": torch.bfloat16, "u2": torch.ones(3, dtype=torch.uint16),
             "n": {"lr": 0.1}}  # fmt: skip
     tensorio.save(tree, tmp_path / "in.pt", durable=False)
     run_without_torch(tmp_path / "1" / "x.pt", tmp_path / "in.pt", tmp_path / "1" / "in.pt")

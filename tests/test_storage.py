@@ -24,7 +24,8 @@ import pytest
 
 import tensorio
 from tensorio import storage
-from tensorio.storage import FileStorage, LazyStorage, MemoryStorage, arena, open_storage
+from tensorio.opening import open_storage
+from tensorio.storage import FileStorage, LazyStorage, MemoryStorage, arena
 
 CASE = cases.CASES["safetensors_small"]()
 

@@ -21,7 +21,7 @@ def leaf(row: int) -> Any:
     return LEAVES[row]
 
 
-def named(root: Any, budget: int = 10_000) -> list[tuple[str, tuple[object, ...], int]]:
+def named(root: Any, budget: int = 1_000_000) -> list[tuple[str, tuple[object, ...], int]]:
     return fqns(root, budget)
 
 
@@ -62,8 +62,8 @@ def test_names_that_look_numbered_are_taken_too() -> None:
 def test_names_stay_fast_when_all_collide() -> None:
     root = {i: {"x": leaf(i)} for i in range(5000)}
     same = [OrderedDict([("1", leaf(0)), (1, leaf(1))]) for _ in range(2000)]
-    assert len({n for n, _, _ in named(same, 100_000)}) == 4000
-    assert len(named(root, 100_000)) == 5000
+    assert len({n for n, _, _ in named(same, 1_000_000)}) == 4000
+    assert len(named(root, 1_000_000)) == 5000
 
 
 def test_tied_leaf_is_named_at_each_place() -> None:
@@ -95,7 +95,7 @@ def test_budget_bounds_the_walk() -> None:
     for _ in range(60):
         root = [root, root]
     with pytest.raises(LimitError, match="shared so often"):
-        named(root, 10_000)
+        named(root, 1_000_000)
 
 
 def test_walk_goes_deeper_than_python_recurses() -> None:
@@ -109,8 +109,8 @@ def test_walk_goes_deeper_than_python_recurses() -> None:
 
 def test_leaves_come_with_paths_in_saved_order() -> None:
     root = {"a": 1, "b": [2, {"c": 3}], "e": [], "s": {4}}
-    assert list(leaves(root, 100)) == [(("a",), 1), (("b", 0), 2), (("b", 1, "c"), 3), (("s",), {4})]
-    assert list(leaves(5, 100)) == [((), 5)]
+    assert list(leaves(root, 10_000)) == [(("a",), 1), (("b", 0), 2), (("b", 1, "c"), 3), (("s",), {4})]
+    assert list(leaves(5, 10_000)) == [((), 5)]
 
 
 def test_prune_keeps_what_leads_to_the_paths() -> None:

@@ -10,8 +10,8 @@ from tensorio.checkpoint._checkpoint import Checkpoint, load_file, open_checkpoi
 from tensorio.checkpoint._verify import Report
 from tensorio.errors import UnsupportedError, error_context
 from tensorio.formats._base import OpenOptions, SaveOptions
+from tensorio.opening import open_storage
 from tensorio.output import write_plan
-from tensorio.storage import open_storage
 from tensorio.tree import prune
 
 __all__ = ["convert", "identify", "load", "open", "save", "verify"]
@@ -287,7 +287,7 @@ def identify(path: Any) -> str:
     storage, _, name = open_storage(path)
     try:
         with error_context(path=name):
-            return formats.of_storage(storage, None, name).NAME
+            return formats.of_storage(storage).NAME
     finally:
         storage.close()
 

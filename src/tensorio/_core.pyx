@@ -29,6 +29,8 @@ cdef extern from "Python.h":
 
 cdef enum:
     NOGIL_FROM = 32768  # bytes; below it, letting go of the GIL costs more than the work
+    META_COST = 224     # bytes of a pair of short strings, its tuple, and its places in a list and a dict
+    NOTES_FIXED = 64 << 20
 
 cdef array.array _Q = _array.array("q")
 
@@ -280,6 +282,10 @@ cdef object _st_span_fault(const uint8_t *ptr, uint64_t nbytes, uint64_t bad, li
     cdef tio_st_event ev
     cdef tio_error ignored
     cdef uint64_t i = 0
+    if len(set(names)) != len(names):  # found later if the spans are right; here it is why they are not
+        seen = set()
+        twice = next(n for n in names if n in seen or seen.add(n))
+        return _errors.HeaderError("duplicate tensor name", record=twice)
     if bad < <uint64_t> len(names):
         tio_st_open(&reader, ptr, nbytes, &ignored)
         while tio_st_next(&reader, &ev, &ignored) == 1:
@@ -290,6 +296,8 @@ cdef object _st_span_fault(const uint8_t *ptr, uint64_t nbytes, uint64_t bad, li
                 break
             i += 1
         return _fault(err, names[bad])
+    tio_st_open(&reader, ptr, nbytes, &ignored)
+    err.offset = reader.data_offset + (err.want if err.want < err.got else err.got)
     return _fault(err)
 
 
@@ -323,11 +331,14 @@ def st_read(buffer, bytes codes not None):
     cdef list names = []
     cdef object metadata = None
     cdef bytearray scratch = bytearray()
+    cdef int64_t notes
     cdef int rc
     memset(&t, 0, sizeof(t))
     memset(&err, 0, sizeof(err))
     if tio_st_open(&reader, data.ptr, data.nbytes, &err) < 0:
         raise _fault(&err)
+    # Promise P3 of docs/security.md, less a share for the tensors.
+    notes = (NOTES_FIXED + 2 * <int64_t> reader.header_len) // 4 * 3
     try:
         while True:
             rc = tio_st_next(&reader, &ev, &err)
@@ -343,6 +354,10 @@ def st_read(buffer, bytes codes not None):
                 if metadata is None:
                     metadata = []
                 if ev.kind == TIO_ST_EV_META:
+                    notes -= META_COST + <int64_t> (ev.name.text_len + ev.value.text_len)
+                    if notes < 0:
+                        raise _errors.LimitError("__metadata__ that would take over twice the header's size in memory",
+                                                 offset=ev.name.offset)
                     (<list> metadata).append((_st_text(&ev.name, scratch), _st_text(&ev.value, scratch)))
         if rc < 0:
             raise _fault(&err)
@@ -754,6 +769,12 @@ cdef Py_ssize_t _placed_count(bytearray plan):
     return PyByteArray_GET_SIZE(plan) // <Py_ssize_t> sizeof(_Placed)
 
 
+cdef _Placed *_placed_at(bytearray plan, Py_ssize_t i) except NULL:
+    if not 0 <= i < _placed_count(plan):
+        raise IndexError(i)
+    return _placed(plan) + i
+
+
 def zip_place(list head not None, bytes folder not None, sizes, list tail not None, uint32_t align):
     """Lay out stored records one behind the other, as torch.save does.
 
@@ -833,15 +854,13 @@ cdef inline const uint8_t *_name_of(bytearray names, const _Placed *p):
 
 def zip_placed(bytearray plan not None, Py_ssize_t i):
     """Return (header_offset, data_offset, end_offset) of record `i` of a plan, in bytes."""
-    if not 0 <= i < _placed_count(plan):
-        raise IndexError(i)
-    cdef tio_zip_entry *e = &_placed(plan)[i].entry
+    cdef tio_zip_entry *e = &_placed_at(plan, i).entry
     return e.header_offset, e.data_offset, e.end_offset
 
 
 def zip_local(bytearray plan not None, bytearray names not None, Py_ssize_t i):
     """Return the bytes of record `i` in front of its payload."""
-    cdef _Placed *p = _placed(plan) + i
+    cdef _Placed *p = _placed_at(plan, i)
     cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> (p.entry.data_offset - p.entry.header_offset))
     tio_zip_local(&p.entry, _name_of(names, p), <uint8_t *> PyBytes_AS_STRING(out))
     return out
@@ -849,7 +868,7 @@ def zip_local(bytearray plan not None, bytearray names not None, Py_ssize_t i):
 
 def zip_descriptor(bytearray plan not None, Py_ssize_t i, uint32_t crc):
     """Note the CRC of record `i` and return the bytes behind its payload."""
-    cdef tio_zip_entry *e = &_placed(plan)[i].entry
+    cdef tio_zip_entry *e = &_placed_at(plan, i).entry
     cdef uint8_t[24] out
     e.crc32 = crc
     return PyBytes_FromStringAndSize(<const char *> out, <Py_ssize_t> tio_zip_descriptor(e, out))
@@ -857,7 +876,7 @@ def zip_descriptor(bytearray plan not None, Py_ssize_t i, uint32_t crc):
 
 def zip_pack(bytearray plan not None, bytearray names not None, Py_ssize_t i, bytes payload not None):
     """Return the complete bytes of record `i` and note its CRC."""
-    cdef _Placed *p = _placed(plan) + i
+    cdef _Placed *p = _placed_at(plan, i)
     cdef bytes out
     if <uint64_t> PyBytes_GET_SIZE(payload) != p.entry.size:
         raise ValueError(f"payload of {len(payload)} bytes, planned were {p.entry.size}")

@@ -129,6 +129,7 @@ cdef class _Pickler:
     cdef Py_ssize_t mask, used
     cdef uint32_t next_index
     cdef readonly list keep
+    cdef dict copies        # id of an array that can't be written as it is -> its copy
     cdef Piece *pieces
     cdef Py_ssize_t n_pieces, pieces_room
     cdef list keys          # names of the pieces, below data/
@@ -146,6 +147,7 @@ cdef class _Pickler:
     def __cinit__(self, _Pickler grouped=None, leaf=None, bint compact=False):
         cdef Py_ssize_t i
         self.keep, self.keys = [], []
+        self.copies = {} if grouped is None else grouped.copies
         self.grouped = grouped
         if grouped is not None:
             self.group_pieces = <int32_t *> PyMem_Calloc(grouped.n_spans + 1, sizeof(int32_t))
@@ -483,6 +485,9 @@ cdef class _Pickler:
                 self.op(c"s")
             elif left == 0 or (count - left) % BATCH == 0:
                 self.op(c"u")
+        if count % BATCH == 0:  # CPython asks for one more batch, which is empty
+            self.op(c"(")
+            self.op(c"u")
         return 0
 
     cdef int batch(self, object items, bint pairs) except -1:
@@ -715,20 +720,22 @@ cdef class _Pickler:
         return self.op(c"R")
 
     cdef bint save_array(self, object a, object owner) except -1:
-        """A NumPy array as the tensor that torch.from_numpy makes of it; False for types that are no tensor's."""
+        """A NumPy array as the tensor that torch.from_numpy makes of it; False for types that are no tensor's.
+
+        Copies are remembered: a second run must find each where the first one had it.
+        """
         cdef Tensor t
         cdef int64_t base
         cdef int32_t piece
         if a.ndim > MAX_RANK:
             return False
+        a = self.copies.get(id(owner), a)
         of_array(a, &t)
+        if (t.dtype < 0 and not a.dtype.isnative) or t.reach < 0:
+            a = self.copies[id(owner)] = np.array(a, dtype=a.dtype.newbyteorder("="), order="C")
+            of_array(a, &t)
         if t.dtype < 0:
-            if a.dtype.isnative:
-                return False
-            native = a.astype(a.dtype.newbyteorder("="))
-            return native.dtype.isnative and self.save_array(native, owner)
-        if t.reach < 0:
-            return self.save_array(a.copy(order="C"), owner)
+            return False
         self.keep.append(a)
         piece = self.place(-1, t.dtype, t.address, t.address + t.reach, &base)
         self.tensor(&t, piece, (t.address - base) // t.itemsize)

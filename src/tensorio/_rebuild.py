@@ -41,56 +41,70 @@ def np_dtype(args: tuple[Any, ...]) -> np.dtype[Any]:
 
 def np_dtype_state(dtype: np.dtype[Any], state: Any) -> None:
     """Set the byte order of a dtype made by `np_dtype`; fields, shapes and metadata are refused."""
-    if type(state) is not tuple or len(state) not in (5, 8, 9) or state[0] not in (3, 4) or state[1] not in _ORDERS:
-        raise HeaderError("NumPy dtype in a pickle: expected a state of byte order, found something else")
-    width = [int] * len(state[5:8])
-    if any(x is not None for x in state[2:5]) and state[2:5] != (None, None, None):
-        raise UnsupportedError("NumPy dtype with fields in a pickle")
-    if [type(x) for x in state[5:8]] != width or (len(state) == 9 and state[8] is not None):
-        if dtype.kind in "mM":
-            raise UnsupportedError("NumPy datetime dtype with a unit in a pickle")
-        raise HeaderError("NumPy dtype in a pickle: expected a state of byte order, found something else")
+    if type(state) is not tuple or len(state) not in (5, 8, 9) or not _is_int(state[0]) or state[0] not in (3, 4):
+        raise HeaderError("NumPy dtype in a pickle: expected a state of 5, 8 or 9 parts")
+    if type(state[1]) is not str or state[1] not in _ORDERS:
+        raise HeaderError("NumPy dtype in a pickle: expected a byte order")
+    if any(part is not None for part in (*state[2:5], *state[8:])):
+        raise UnsupportedError("NumPy dtype with fields, a shape or a unit in a pickle")
+    if not all(_is_int(part) for part in state[5:8]):
+        raise HeaderError("NumPy dtype in a pickle: expected size, alignment and flags as ints")
     flags = 63 if dtype.hasobject else 0
     # Element size and alignment are the type's own (-1), or a string's width.
-    size = (dtype.itemsize, state[6]) if dtype.kind in "SUV" else (-1, -1)
+    size = (dtype.itemsize, 4 if dtype.kind == "U" else 1) if dtype.kind in "SUV" else (-1, -1)
     dtype.__setstate__((3, state[1], None, None, None, *size, flags))  # type: ignore[attr-defined]
 
 
 def np_reconstruct(args: tuple[Any, ...]) -> np.ndarray[Any, Any]:
     """Answer ``_reconstruct(ndarray, (0,), b"b")`` with an empty array."""
-    if len(args) != 3 or getattr(args[0], "kind_name", "") != "np_ndarray" or args[1] != (0,):
+    shape = args[1] if len(args) == 3 else None
+    if getattr(args[0], "kind_name", "") != "np_ndarray" or type(shape) is not tuple or list(map(type, shape)) != [int]:
         raise HeaderError("NumPy array in a pickle: expected the arguments (ndarray, (0,), b'b')")
     return np.empty(0, np.int8)
 
 
 def np_state(array: np.ndarray[Any, Any], state: Any) -> None:
     """Fill an array made by `np_reconstruct`, once the state is proven to fit its bytes."""
-    if type(state) is not tuple or len(state) != 5 or state[0] != 1:
+    if type(state) is not tuple or len(state) != 5 or not _is_int(state[0]) or state[0] != 1:
         raise HeaderError("NumPy array in a pickle: expected a state (1, shape, dtype, order, data)")
     _, shape, dtype, fortran, data = state
-    if array.shape != (0,) or array.dtype != np.int8:
-        raise HeaderError("NumPy array in a pickle: filled twice")
-    if type(shape) is not tuple or len(shape) > 64 or not all(type(n) is int and 0 <= n < 1 << 63 for n in shape):
+    if type(shape) is not tuple or len(shape) > 64 or not all(_is_int(n) and 0 <= n < 1 << 63 for n in shape):
         raise HeaderError("NumPy array in a pickle: expected a shape of non-negative ints")
     if not isinstance(dtype, np.dtype):
         raise HeaderError(f"NumPy array in a pickle: expected a dtype, found {type(dtype).__name__}")
+    if type(fortran) not in (bool, int):
+        raise HeaderError("NumPy array in a pickle: expected an order (bool)")
     numel = math.prod(shape)
     want = numel if dtype.hasobject else numel * dtype.itemsize
-    kinds = (list,) if dtype.hasobject else (bytes, str)
-    if type(data) not in kinds or len(data) != want:
+    if dtype.hasobject:
+        fits = type(data) is list and len(data) == want
+    else:
+        data = _bytes_of(data)
+        fits = len(data) == want and math.prod(n for n in shape if n) * dtype.itemsize < 1 << 63
+    if not fits:
         raise HeaderError(f"NumPy array in a pickle: expected {want} bytes of data for shape {str(shape)[:80]}")
-    if type(data) is str:  # Python 2 wrote its byte strings so
-        data = data.encode("latin-1")
     array.__setstate__((1, shape, dtype, bool(fortran), data))  # type: ignore[arg-type]
 
 
 def np_scalar(args: tuple[Any, ...]) -> Any:
     """Answer ``scalar(dtype, bytes)``."""
-    if len(args) != 2 or not isinstance(args[0], np.dtype) or args[0].hasobject:
+    if len(args) != 2 or not isinstance(args[0], np.dtype) or args[0].hasobject or args[0].itemsize == 0:
         raise HeaderError("NumPy scalar in a pickle: expected a plain dtype and bytes")
-    dtype, data = args
-    if type(data) is str:
-        data = data.encode("latin-1")
-    if type(data) is not bytes or len(data) != dtype.itemsize:
+    dtype, data = args[0], _bytes_of(args[1])
+    if len(data) != dtype.itemsize:
         raise HeaderError(f"NumPy scalar in a pickle: expected {dtype.itemsize} bytes")
     return np.frombuffer(data, dtype)[0]
+
+
+def _is_int(value: object) -> bool:
+    """Exactly an int: whatever else the file put there may compare in ways of its own."""
+    return type(value) is int
+
+
+def _bytes_of(data: object) -> bytes:
+    """Bytes, which Python 2 wrote as text of characters below U+0100."""
+    if type(data) is str and all(c < "\u0100" for c in data):
+        return data.encode("latin-1")
+    if type(data) is not bytes:
+        raise HeaderError(f"NumPy data in a pickle: expected bytes, found {type(data).__name__}")
+    return data

@@ -244,6 +244,7 @@ cdef class _Machine:
     cdef Py_ssize_t bare_storages  # mentioned, less those that tensors were made of
     cdef int64_t budget  # bytes that may still be made
     cdef dict opaque
+    cdef dict unfilled  # NumPy arrays and dtypes that may still be given a state, by id
     cdef readonly list refused
 
     def __cinit__(self, pickle, numbers, dict keys not None, extents, list leases=None, decode=None, set wanted=None,
@@ -270,6 +271,7 @@ cdef class _Machine:
         self.decode = decode
         self.wanted = wanted
         self.opaque = {}
+        self.unfilled = {}
         self.refused = []
         # A third of what is promised is left for what this does not count: the stack, the memo, fragmentation.
         self.budget = (BUDGET_FIXED + BUDGET_PER_BYTE * <int64_t> self.n) // 3 * 2
@@ -633,7 +635,7 @@ cdef class _Machine:
         elif type(key) is tuple or isinstance(key, (_Size, _Device)):
             for part in <tuple> key:
                 self.check_key_part(part, depth + 1, nodes)
-        elif not (isinstance(key, (str, bytes, bool, float, complex)) or key is None
+        elif not (isinstance(key, (str, bytes, bool, float)) or key is None
                   or type(key) is _Global or type(key) is _Opaque):
             self.expected("a key of a plain type", key)
         return 0
@@ -702,8 +704,16 @@ cdef class _Machine:
             if len(args) != 2 or type(args[0]) is not float or type(args[1]) is not float:
                 self.wrong("complex(): expected two floats")
             return complex(args[0], args[1])
-        if kind == K_NP_RECONSTRUCT or kind == K_NP_SCALAR or kind == K_NP_DTYPE:
-            return _numpy_call(kind, args)
+        if kind == K_NP_RECONSTRUCT:
+            array = _rebuild_module().np_reconstruct(args)
+            self.unfilled[id(array)] = array
+            return array
+        if kind == K_NP_SCALAR:
+            return _rebuild_module().np_scalar(args)
+        if kind == K_NP_DTYPE:
+            dtype = _rebuild_module().np_dtype(args)
+            self.unfilled[id(dtype)] = dtype
+            return dtype
         self.wrong(f"{callee.module}.{callee.name} is a tag and can't be called")
 
     cdef object ordered_dict(self, tuple args):
@@ -756,7 +766,8 @@ cdef class _Machine:
         return Device(word, int(index)) if index.isdecimal() and len(index) < 6 else Device(args[0])
 
     cdef object encode(self, tuple args):
-        if len(args) != 2 or type(args[0]) is not str or args[1] not in ("latin1", "latin-1"):
+        if len(args) != 2 or type(args[0]) is not str or type(args[1]) is not str \
+                or args[1] not in ("latin1", "latin-1"):
             self.wrong("_codecs.encode(): expected a string and 'latin1'")
         try:
             return (<str> args[0]).encode("latin-1")
@@ -768,8 +779,8 @@ cdef class _Machine:
             return bytearray()
         if type(args[0]) is bytes and len(args) == 1:
             return bytearray(args[0])
-        if type(args[0]) is str and args[1:] in (("latin-1",), ("latin1",)):
-            return bytearray(self.encode((args[0], "latin1")))
+        if type(args[0]) is str and len(args) == 2:
+            return bytearray(self.encode(args))
         self.wrong("bytearray(): expected bytes")
 
     # ------------------------------------------------------------- storages
@@ -830,8 +841,8 @@ cdef class _Machine:
         """The record of a storage key; -1 if there is none."""
         cdef int64_t number = tio_decimal(key, count)
         cdef object found
-        if number >= 0:
-            return self.numbers[number] if number < self.n_numbers else -1
+        if 0 <= number < self.n_numbers:
+            return self.numbers[number]
         found = self.keys.get(PyUnicode_DecodeUTF8(<const char *> key, count, NULL))
         return -1 if found is None else <Py_ssize_t> found
 
@@ -1212,9 +1223,23 @@ cdef class _Machine:
             target.state = state
         elif PyODict_CheckExact(target) or type(target) is _Counter:
             self.set_attributes(target, state)
-        elif type(target) is _Global or type(target) is Leaf or not _numpy_state(target, state, self.at):
+        elif self.unfilled.pop(id(target), None) is not None:
+            self.numpy_state(target, state)
+        else:
             self.expected("an object that takes a state", target)
         return self.drop(self.sp - 1)
+
+    cdef int numpy_state(self, object target, object state) except -1:
+        """Fill an array or dtype that was made for it, once."""
+        try:
+            if type(target).__name__ == "ndarray":
+                _rebuild_module().np_state(target, state)
+            else:
+                _rebuild_module().np_dtype_state(target, state)
+        except (FormatError, UnsupportedError) as error:
+            error.offset = self.at
+            raise
+        return 0
 
     cdef int set_attributes(self, object target, object state) except -1:
         """Attributes of a dict, such as a state dict's ``_metadata``; none may hide one of its methods."""
@@ -1335,6 +1360,7 @@ cdef class _Machine:
     cdef int rare_op(self, uint8_t op) except -1:
         """Opcodes that torch does not write for tensors."""
         cdef uint64_t count
+        cdef Py_ssize_t i, height
         if op == 0x80:  # PROTO
             if self.take(1)[0] > 5:
                 self.wrong(f"expected protocol 5 or less, found {self.buf[self.pos - 1]}")
@@ -1380,6 +1406,18 @@ cdef class _Machine:
                 self.drop(self.sp - 1)
         elif op == c"1":  # POP_MARK
             self.drop(self.unmark())
+        elif op == 0x91:  # FROZENSET
+            height = self.unmark()
+            self.charge(COST_SET + COST_ITEM * (self.sp - height))
+            for i in range(height, self.sp):
+                self.check_key(<object> self.stack[i])
+            elements = frozenset([<object> self.stack[i] for i in range(height, self.sp)])
+            self.drop(height)
+            self.push(elements)
+        elif op == 0x96:  # BYTEARRAY8
+            count = tio_load64(self.take(8))
+            self.push(bytearray(PyBytes_FromStringAndSize(<const char *> self.take_u(count) if count else NULL,
+                                                          <Py_ssize_t> count)))
         elif op == c"2":  # DUP
             self.need(1)
             self.push(<object> self.stack[self.sp - 1])
@@ -1396,7 +1434,10 @@ cdef class _Machine:
         return self.whole_storages(out) if self.bare_storages else out
 
     cdef object whole_storages(self, object root):
-        """Show storages that were saved by themselves as flat arrays: at the top, in dicts and in lists."""
+        """Show storages that were saved by themselves as flat arrays: at the top, in dicts and in lists.
+
+        Elsewhere they are refused; each mention is one `_StorageRef`.
+        """
         cdef list stack = [root] if isinstance(root, (dict, list)) else []
         cdef set seen = set()
         if type(root) is _StorageRef:
@@ -1411,11 +1452,14 @@ cdef class _Machine:
                     node[key] = self.whole_storage(<_StorageRef> child)
                 elif isinstance(child, (dict, list)):
                     stack.append(child)
+        if self.bare_storages:
+            raise UnsupportedError("a storage that was saved by itself, inside a tuple or an unknown object")
         return root
 
     cdef object whole_storage(self, _StorageRef ref):
         cdef tio_row row
         cdef int64_t[2] dims
+        self.bare_storages -= 1
         row.dtype, row.flags, row.rank = ref.cls.dtype, 0, 1
         dims[0], dims[1] = ref.numel, 1
         self.geometry(0, ref.record, ref.cls.itemsize, &row, dims)
@@ -1456,29 +1500,10 @@ cdef object _lazy_bits(object array, bint conj, bint neg):
     return _rebuild.lazy_bits(array, conj, neg)
 
 
-cdef object _numpy_call(int kind, tuple args):
+cdef object _rebuild_module():
+    """The rare kinds need NumPy, which most pickles of tensors do not."""
     from tensorio import _rebuild
-    if kind == K_NP_DTYPE:
-        return _rebuild.np_dtype(args)
-    if kind == K_NP_SCALAR:
-        return _rebuild.np_scalar(args)
-    return _rebuild.np_reconstruct(args)
-
-
-cdef bint _numpy_state(object target, object state, Py_ssize_t at) except -1:
-    """Set the state of an array or dtype made here; False for anything else."""
-    from tensorio import _rebuild
-    try:
-        if type(target).__name__ == "ndarray":
-            _rebuild.np_state(target, state)
-        elif type(target).__name__.endswith("DType") or type(target).__name__ == "dtype":
-            _rebuild.np_dtype_state(target, state)
-        else:
-            return False
-    except (FormatError, UnsupportedError) as error:
-        error.offset = at
-        raise
-    return True
+    return _rebuild
 
 
 def loads(pickle, numbers, dict keys not None, extents, list leases=None, decode=None, set wanted=None, str unknown="error"):

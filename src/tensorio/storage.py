@@ -1,6 +1,6 @@
 """Bytes with a lifetime: mapped files, memory, and bytes made on first use.
 
-The only module that opens files for reading and owns mappings.
+The only module that owns mappings.
 """
 
 from __future__ import annotations
@@ -8,24 +8,21 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import stat
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from tensorio import _core
-from tensorio.errors import FormatError, TruncatedError, UnsupportedError
+from tensorio.errors import FormatError, TruncatedError
 
 if TYPE_CHECKING:
-    from typing import BinaryIO
-
     from tensorio._arrays import Lease
 
     Buffer = bytes | bytearray | memoryview
     Progress = Callable[[int, int], object]
 
-__all__ = ["FileStorage", "Identity", "LazyStorage", "MemoryStorage", "Storage", "arena", "open_storage"]
+__all__ = ["FileStorage", "Identity", "LazyStorage", "MemoryStorage", "Storage", "arena"]
 
 # Bytes per pread: large enough that the call is free, small enough to share work.
 READ_PIECE = 8 << 20
@@ -216,11 +213,12 @@ class FileStorage(Storage):
         return self._map is not None and not self.writable
 
     def view(self) -> memoryview:
+        view, mapping = self._view, self._map
         if self._fd < 0:
             raise ValueError("the checkpoint is closed")
-        if self._view is None:
-            self._view = memoryview(self._map if self._map is not None else b"")[self._start :]
-        return self._view
+        if view is None:
+            view = self._view = memoryview(mapping if mapping is not None else b"")[self._start :]
+        return view
 
     def fileno(self) -> tuple[int, int]:
         """Return the descriptor and the offset in it of this storage's first byte."""
@@ -283,10 +281,10 @@ class FileStorage(Storage):
         self._map = None
 
     def close(self) -> None:
-        if self._fd >= 0:
+        fd, self._fd = self._fd, -1  # first, so that other threads find it closed and not empty
+        if fd >= 0:
             self._unmap()
-            os.close(self._fd)
-            self._fd = -1
+            os.close(fd)
 
     def __del__(self) -> None:
         if getattr(self, "_fd", -1) >= 0:
@@ -407,123 +405,3 @@ else:
             data = os.read(fd, len(out))
         out[: len(data)] = data
         return len(data)
-
-
-def open_storage(source: object, *, writable: bool = False) -> tuple[Storage, str | None, str]:
-    """Open whatever a user may call a path.
-
-    Parameters
-    ----------
-    source : str, os.PathLike, buffer or seekable binary file object
-        A file object counts from its current position on. A str with ``://`` in
-        it is an address for fsspec.
-    writable : bool
-        Whether arrays over the storage may be written to.
-
-    Returns
-    -------
-    storage : Storage
-    path : str or None
-        The path, if there is one to open again.
-    name : str
-        What to call it in messages.
-
-    Raises
-    ------
-    OSError
-        From the system, with errno and file name.
-    UnsupportedError
-        Not a regular file (FIFO, device, socket), a file object that can't
-        seek, or a remote address.
-    """
-    if isinstance(source, str | os.PathLike):
-        return _open_path(os.fspath(source), writable)
-    if hasattr(source, "read") and hasattr(source, "seek"):
-        return _open_file_object(source, writable)  # type: ignore[arg-type]
-    try:
-        data = memoryview(source).cast("B")  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(
-            "expected a path (str, os.PathLike), a buffer or a seekable binary file object, "
-            f"found {type(source).__name__}"
-        ) from None
-    return _in_memory(data, writable), None, f"<{type(source).__name__} of {data.nbytes} bytes>"
-
-
-def _in_memory(data: memoryview, writable: bool) -> MemoryStorage:
-    """The caller's bytes as they are, unless arrays over them must be writable and they are not to change."""
-    if not writable:
-        return MemoryStorage(data)
-    copy = arena(data.nbytes)
-    copy[:] = data
-    return MemoryStorage(copy, writable=True)
-
-
-def _open_path(path: str | bytes, writable: bool) -> tuple[Storage, str | None, str]:
-    name = os.fsdecode(path)
-    if "://" in name:
-        return _open_remote(name, writable), None, name
-    # Non-blocking, so that a FIFO without a writer can be recognised instead of waited for.
-    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    fd = os.open(path, flags)
-    try:
-        _require_regular(fd, name)
-    except BaseException:
-        os.close(fd)
-        raise
-    return FileStorage(fd, name, writable=writable), name, name
-
-
-def _open_remote(url: str, writable: bool) -> Storage:
-    """Read a file at an address that fsspec knows, all of it, into memory."""
-    try:
-        import fsspec
-    except ImportError:
-        raise UnsupportedError(
-            "opening a remote address needs fsspec: pip install 'tensorio[remote]'", path=url
-        ) from None
-    with fsspec.open(url, "rb") as f:
-        return _in_memory(memoryview(f.read()), writable)
-
-
-def _require_regular(fd: int, name: str) -> None:
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISREG(mode):
-        return
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, "expected a checkpoint file, found a folder of no known layout", name)
-    kinds = ((stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a character device"))
-    kind = next((word for test, word in kinds if test(mode)), "a device")
-    raise UnsupportedError(f"expected a regular file, found {kind}", path=name)
-
-
-def _open_file_object(f: BinaryIO, writable: bool) -> tuple[Storage, None, str]:
-    name = f"<file object {getattr(f, 'name', type(f).__name__)}>"
-    try:
-        start = f.tell()
-        fd = f.fileno() if _is_raw_file(f) else -1
-        regular = fd >= 0 and stat.S_ISREG(os.fstat(fd).st_mode)
-    except (OSError, AttributeError, ValueError):
-        start, regular = -1, False
-    if regular:
-        if hasattr(f, "flush") and f.writable():
-            f.flush()
-        return FileStorage(os.dup(fd), name, start=start, writable=writable), None, name
-    if start < 0:
-        raise UnsupportedError(f"expected a seekable binary file object, found {type(f).__name__}", path=name)
-    data = f.read()
-    if not isinstance(data, bytes | bytearray | memoryview):
-        raise UnsupportedError(
-            f"expected a binary file object, but read() returned {type(data).__name__}; open it with mode 'rb'",
-            path=name,
-        )
-    return _in_memory(memoryview(data), writable), None, name
-
-
-def _is_raw_file(f: object) -> bool:
-    """Whether the object's bytes are those of its descriptor (a GzipFile has one, too)."""
-    import io
-
-    return isinstance(f, io.FileIO | io.BufferedReader | io.BufferedRandom) and isinstance(
-        getattr(f, "raw", f), io.FileIO
-    )

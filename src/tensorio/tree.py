@@ -18,6 +18,9 @@ __all__ = ["Path", "fqns", "is_leaf", "leaves", "prune"]
 
 Path = tuple[object, ...]
 
+MAX_DEPTH = 10_000  # levels; real ones have less than 20
+NODE_COST = 64  # bytes; what a step of a walk makes
+
 
 def is_leaf(obj: object) -> bool:
     """Tell whether a node stands for a tensor."""
@@ -39,7 +42,19 @@ def leaves(root: object, budget: int) -> Iterator[tuple[Path, Any]]:
     """Yield path and value of everything that is no container, in saved order.
 
     Goes through shared containers each time, but not into a container that is
-    open already. `budget` bounds the nodes visited.
+    open already.
+
+    Parameters
+    ----------
+    root : object
+    budget : int
+        Bytes that the walk may cost, counted as `NODE_COST` a node and 8 a key
+        of each path.
+
+    Raises
+    ------
+    LimitError
+        Over the budget, or deeper than `MAX_DEPTH`.
     """
     if not isinstance(root, dict | list | tuple | Opaque):
         yield (), root
@@ -57,15 +72,18 @@ def leaves(root: object, budget: int) -> Iterator[tuple[Path, Any]]:
                 path.pop()
             continue
         key, child = step
-        budget -= 1
-        if budget < 0:
-            raise LimitError("the saved object is shared so often within itself that its names can't be listed")
+        budget -= NODE_COST
         if not isinstance(child, dict | list | tuple | Opaque):
+            budget -= 8 * len(path)
             yield (*path, key), child
         elif id(child) not in open_ids:
             path.append(key)
             stack.append((_children(child), id(child)))
             open_ids.add(id(child))
+            if len(path) > MAX_DEPTH:
+                raise LimitError(f"the saved object has over {MAX_DEPTH} levels")
+        if budget < 0:
+            raise LimitError("the saved object is shared so often within itself that its parts can't be listed")
 
 
 def fqns(root: object, budget: int) -> list[tuple[str, Path, int]]:
@@ -75,7 +93,7 @@ def fqns(root: object, budget: int) -> list[tuple[str, Path, int]]:
     ----------
     root : object
     budget : int
-        How many nodes may be visited; linear in the file's size.
+        Bytes that the names may take, and the walk may cost; see `leaves`.
 
     Returns
     -------
@@ -86,10 +104,14 @@ def fqns(root: object, budget: int) -> list[tuple[str, Path, int]]:
     """
     out: list[tuple[str, Path, int]] = []
     taken: dict[str, int] = {}
+    left = budget
     for path, leaf in leaves(root, budget):
         if not is_leaf(leaf):
             continue
         name = base = ".".join([str(key) for key in path])
+        left -= len(name)
+        if left < 0:
+            raise LimitError("the names of the saved tensors take far more room than the object itself")
         while name in taken:
             taken[base] += 1
             name = f"{base}#{taken[base]}"
@@ -100,20 +122,29 @@ def fqns(root: object, budget: int) -> list[tuple[str, Path, int]]:
 
 def prune(root: Any, paths: Iterable[Path]) -> Any:
     """Return the part of a tree that leads to `paths`: dicts keep their type, lists and tuples their order."""
-    wanted: dict[object, Any] = OrderedDict()
+    wanted: dict[object, Any] = {}
     for path in paths:
         node = wanted
         for key in path:
-            node = node.setdefault(key, OrderedDict())
-    return _pruned(root, wanted)
-
-
-def _pruned(node: Any, wanted: dict[object, Any]) -> Any:
-    if not wanted:
-        return node
-    if isinstance(node, dict):
-        copy: Any = OrderedDict() if isinstance(node, OrderedDict) else {}
-        copy.update((key, _pruned(child, wanted[key])) for key, child in node.items() if key in wanted)
-        return copy
-    parts = (_pruned(node[key], wanted[key]) for key in sorted(wanted))  # type: ignore[type-var]
-    return tuple(parts) if isinstance(node, tuple) else list(parts)
+            node = node.setdefault(key, {})
+    out: list[Any] = [root]
+    todo: list[tuple[Any, Any, Any, dict[object, Any]]] = [(out, 0, root, wanted)]
+    tuples: list[tuple[Any, Any, list[Any]]] = []
+    while todo:
+        holder, place, tree, keys = todo.pop()
+        if not keys or type(tree) is Opaque:
+            holder[place] = tree
+        elif isinstance(tree, dict):
+            copy: Any = OrderedDict() if isinstance(tree, OrderedDict) else {}
+            holder[place] = copy
+            copy.update((key, None) for key in tree if key in keys)
+            todo.extend((copy, key, tree[key], keys[key]) for key in copy)
+        else:
+            part: list[Any] = [None] * len(keys)
+            holder[place] = part
+            todo.extend((part, i, tree[key], keys[key]) for i, key in enumerate(sorted(keys)))  # type: ignore[type-var]
+            if isinstance(tree, tuple):
+                tuples.append((holder, place, part))
+    for holder, place, part in reversed(tuples):  # inner ones were met later
+        holder[place] = tuple(part)
+    return out[0]

@@ -298,8 +298,3 @@ def test_unknown_format_name_is_refused(path: Path) -> None:
 def test_unknown_must_be_one_of_two_words(path: Path, unknown: Any) -> None:
     with pytest.raises(ValueError, match="unknown="):
         tensorio.load(path, unknown=unknown)
-
-
-def test_remote_addresses_are_refused_with_words() -> None:
-    with pytest.raises(tensorio.UnsupportedError, match="local files only"):
-        tensorio.load("https://example.org/model.safetensors")

@@ -1,7 +1,7 @@
 """What we save as safetensors, beside what the reference (release 0.8.0) makes of the same tensors.
 
-With no metadata or one key all bytes are equal; the order of more keys is the reference's
-secret, ours is sorted.
+With no metadata or one key all bytes are equal; more keys have no order in the reference,
+and are sorted in our output.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def test_torch_tensor_is_byte_identical(make: Callable[[], Any]) -> None:
     ours = saved(obj)
     assert_same_file(ours, saved_by_torch(obj))
     assert_sound(ours)
-    if make not in (without_storage, TENSORS["storage_of_odd_size"]):  # torch itself reads neither back
+    if make not in (without_storage, TENSORS["storage_of_odd_size"]):  # neither holds a tensor to read back
         assert_equal(load(ours), obj)
 
 

@@ -9,7 +9,8 @@ from tensorio import formats
 from tensorio.dtypes import BY_NAME
 from tensorio.errors import FormatError, TensorMismatchError, UnsupportedError, error_context
 from tensorio.formats._base import Opened, OpenOptions
-from tensorio.storage import FileStorage, Identity, open_storage
+from tensorio.opening import open_storage
+from tensorio.storage import FileStorage, Identity
 from tensorio.tensors import CONJ, NEG, Infos, Table, TensorInfo
 from tensorio.tree import fqns
 

@@ -36,7 +36,7 @@ class Report:
     records : int
         Records that hold payload.
     checked : int
-        Bytes whose checksum was recomputed.
+        Bytes in the file whose checksum was recomputed.
     unchecked : int
         Payload bytes for which the file has no checksum.
     problems : list of TensorIOError

@@ -72,7 +72,7 @@ class Opened:
     flat : bool
         Whether there is no tree: names to tensors, and nothing else.
     budget : int
-        Nodes of the tree that may be visited to name its tensors.
+        Bytes that naming the tree's tensors may cost; see `tensorio.tree`.
     records : callable
         Yields a `StoredRecord` per byte range of the container that holds payload.
     fill : callable or None

@@ -46,8 +46,9 @@ ID_DIGITS = 40
 HEAD = (PICKLE, ".format_version", ".storage_alignment", "byteorder")  # before the storages, as 2.13 orders them
 TAIL = ("version", SERIALIZATION_ID)  # behind them
 VERSIONS = range(1, 11)  # what torch's reader takes
-# Nodes visited to name the tensors, per byte of the pickle: a node costs at least one byte, and sharing is rare.
-NODES_PER_BYTE = 4
+# What naming the tensors may cost, in bytes: this much, and so much per byte of the pickle (half of promise P3).
+NAMES_FIXED = 16 << 20
+NAMES_PER_BYTE = 16
 # What data.pkl may unpack to if it is deflated: real ones are far below 1% of this.
 MAX_PICKLE = 64 << 20
 
@@ -73,6 +74,8 @@ class _Layout:
             self._require_reference_layout()
 
     def _find_prefix(self) -> str:
+        if not self.archive.rows:
+            raise HeaderError("expected the records of torch.save, found an empty zip archive")
         name = self.archive.name(0)
         prefix, slash, _ = name.partition("/")
         if not slash:
@@ -221,7 +224,7 @@ def open(storage: Storage, options: OpenOptions) -> Opened:
         [storage, *decoded.storages],
         tree=tree,
         flat=False,
-        budget=NODES_PER_BYTE * len(layout.pickle()) + 1000,
+        budget=NAMES_FIXED + NAMES_PER_BYTE * len(layout.pickle()),
         records=lambda: _records(layout),
         fill=lambda wanted: _filled(layout, storage, wanted),
     )
