@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from inputs import Checkpoints
 from race import Entry, Race
 
 import tensorio
+
+suffixes = pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 
 
 def _floor(checkpoints: Checkpoints, path: Path) -> Entry:
@@ -31,16 +33,6 @@ def _floor(checkpoints: Checkpoints, path: Path) -> Entry:
         at_most=2,
         check=lambda arrays: checkpoints.check(dict(zip(names, arrays, strict=True))),
     )
-
-
-def _open_all(path: Path) -> dict[str, Any]:
-    with tensorio.open(path) as checkpoint:
-        return dict(checkpoint)
-
-
-def _open(path: Path) -> list[str]:
-    with tensorio.open(path) as checkpoint:
-        return list(checkpoint)
 
 
 def test_every_array_of_a_safetensors_file(race: Race, many: Checkpoints) -> None:
@@ -83,22 +75,52 @@ def test_every_array_of_a_torch_file(race: Race, many: Checkpoints) -> None:
     )
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_names_then_every_array_one_by_one(race: Race, many: Checkpoints, suffix: str) -> None:
-    """A `Checkpoint`: a table of rows, from which objects are made when asked for."""
+@suffixes
+def test_names(race: Race, many: Checkpoints, suffix: str) -> None:
+    """What is in the file, no array."""
     path = many.path(suffix)
 
-    def check_names(names: list[str]) -> None:
+    def check(names: Iterable[str]) -> None:
         assert sorted(names) == sorted(many.arrays)
 
-    whole = Entry("load, every array", lambda: tensorio.load(path), check=many.check)
-    one_by_one = Entry("dict(open(...)), every array", lambda: _open_all(path), check=many.check)
+    if suffix == ".pt":
+        peer = Entry("torch.load(mmap=True)", lambda: list(peers.torch_load(path, True)), needs="torch")
+    else:
+        peer = Entry("safetensors.safe_open", lambda: peers.safetensors_names(path), needs="safetensors")
     race(
         f"{len(many.arrays):,} names of a {suffix}",
-        Entry("open, all names", lambda: _open(path), check=check_names),
-        [whole, one_by_one],
+        Entry("open", lambda: _names(path)),
+        [peer],
+        check=check,
         rounds=8,
     )
+
+
+@suffixes
+def test_one_by_one(race: Race, many: Checkpoints, suffix: str) -> None:
+    """Every array of a `Checkpoint`, asked for by its name."""
+    path = many.path(suffix)
+    if suffix == ".pt":
+        peer = Entry("torch.load(mmap=True)", lambda: peers.torch_load(path, True), needs="torch")
+    else:
+        peer = Entry("safetensors.safe_open, NumPy", lambda: peers.safetensors_one_by_one(path), needs="safetensors")
+    race(
+        f"{len(many.arrays):,} tensors of a {suffix}, one by one",
+        Entry("open, [name] each", lambda: _one_by_one(path)),
+        [peer],
+        check=many.check,
+        rounds=8,
+    )
+
+
+def _names(path: Path) -> list[str]:
+    with tensorio.open(path) as checkpoint:
+        return list(checkpoint)
+
+
+def _one_by_one(path: Path) -> dict[str, Any]:
+    with tensorio.open(path) as checkpoint:
+        return {name: checkpoint[name] for name in checkpoint}
 
 
 def _torch_loader() -> tuple[str, Callable[[Path], dict[str, Any]]]:

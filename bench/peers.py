@@ -29,6 +29,20 @@ def safetensors_torch(path: Path) -> dict[str, Any]:
     return load_file(path)
 
 
+def safetensors_names(path: Path) -> list[str]:
+    from safetensors import safe_open
+
+    with safe_open(path, "numpy") as f:
+        return list(f.keys())
+
+
+def safetensors_one_by_one(path: Path) -> dict[str, Any]:
+    from safetensors import safe_open
+
+    with safe_open(path, "numpy") as f:
+        return {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118  (not a mapping)
+
+
 def torch_load(path: Path, mapped: bool = False) -> Any:
     import torch
 

@@ -33,14 +33,14 @@ from types import FunctionType as _FunctionType
 
 import numpy as np
 
-from tensorio.dtypes import DTYPES as _DTYPES
+from tensorio.dtypes import BY_NAME as _BY_NAME, DTYPES as _DTYPES, of_numpy
 from tensorio.errors import UnsupportedError
 from tensorio._unpickler import Leaf as _Leaf, _Global
 from tensorio.arraylike import as_numpy as _as_numpy, is_foreign_tensor as _is_foreign_tensor
 from tensorio.values import Device, Opaque, Size, TorchDType
 
 cdef extern from "Python.h":
-    int Py_EnterRecursiveCall(const char *where) except -1
+    int Py_EnterRecursiveCall(const char *where)  # not zero, and an error set, when too deep
     void Py_LeaveRecursiveCall()
     const char *PyUnicode_AsUTF8AndSize(object o, Py_ssize_t *size) except NULL
     long long PyLong_AsLongLongAndOverflow(object o, int *overflow) except? -1
@@ -63,6 +63,8 @@ _STORAGE_NAMES = {
 }
 cdef list _STORAGE_OF = [_STORAGE_NAMES.get(d.name) for d in _DTYPES]
 cdef type _ndarray = np.ndarray
+cdef int _BYTE = _BY_NAME["uint8"].code
+cdef str _BY_BYTES = "bytes"  # torch takes all types without a storage class, and uint8, for one
 cdef list _NAME_OF = [d.name for d in _DTYPES]
 cdef int[64] _ITEMSIZE
 for _d in _DTYPES:
@@ -129,7 +131,7 @@ cdef class _Pickler:
     cdef Py_ssize_t mask, used
     cdef uint32_t next_index
     cdef readonly list keep
-    cdef dict copies        # id of an array that can't be written as it is -> its copy
+    cdef readonly dict made  # piece -> array that must be copied to be written
     cdef Piece *pieces
     cdef Py_ssize_t n_pieces, pieces_room
     cdef list keys          # names of the pieces, below data/
@@ -147,7 +149,7 @@ cdef class _Pickler:
     def __cinit__(self, _Pickler grouped=None, leaf=None, bint compact=False):
         cdef Py_ssize_t i
         self.keep, self.keys = [], []
-        self.copies = {} if grouped is None else grouped.copies
+        self.made = {}
         self.grouped = grouped
         if grouped is not None:
             self.group_pieces = <int32_t *> PyMem_Calloc(grouped.n_spans + 1, sizeof(int32_t))
@@ -310,7 +312,8 @@ cdef class _Pickler:
             return 0
         if kind is str:
             return self.save_str(<str> obj)
-        Py_EnterRecursiveCall(" while saving an object")
+        if Py_EnterRecursiveCall(" while saving an object") != 0:
+            return -1
         try:
             return self.save_more(obj, kind)
         finally:
@@ -455,7 +458,7 @@ cdef class _Pickler:
         return self.memoize(obj)
 
     cdef int save_list(self, list obj) except -1:
-        cdef Py_ssize_t i = 0, count = len(obj)
+        cdef Py_ssize_t end, i = 0, count = len(obj)
         self.op(c"]")
         self.memoize(obj)
         if count == 1:
@@ -463,9 +466,10 @@ cdef class _Pickler:
             return self.op(c"a")
         while i < len(obj):
             self.op(c"(")
-            for i in range(i, min(i + BATCH, len(obj))):
+            end = i + BATCH
+            while i < end and i < len(obj):  # what is saved may change the list
                 self.save(obj[i])
-            i += 1
+                i += 1
             self.op(c"e")
         return 0
 
@@ -535,7 +539,10 @@ cdef class _Pickler:
         found = sys.modules.get(module)
         parent = None
         if found is None:
-            __import__(module)
+            try:
+                __import__(module)
+            except ImportError:
+                raise PicklingError(f"can't save {obj!r}: there is no module {module}") from None
             found = sys.modules[module]
         for part in name.split("."):
             if part == "<locals>" or not hasattr(found, part):
@@ -566,15 +573,20 @@ cdef class _Pickler:
         """(callable, arguments[, state[, list items[, dict items[, state setter]]]])."""
         callee, args = value[0], value[1]
         state = value[2] if len(value) > 2 else None
-        if not callable(callee) and type(callee) is not _Named or type(args) is not tuple:
+        if not callable(callee) and type(callee) is not _Named or type(args) is not tuple \
+                or len(value) > 5 and value[5] is not None and not callable(value[5]):
             raise PicklingError(f"expected a reduction of {type(obj).__name__} to begin with a callable and a tuple")
         name = getattr(callee, "__name__", "")
         if name == "__newobj__":
+            if not args or args[0] is not obj.__class__:
+                raise PicklingError(f"expected the reduction of {type(obj).__name__} to make one of that class")
             self.save(args[0])
             self.save(args[1:])
             self.op(<char> 0x81)
         elif name == "__newobj_ex__":
             import functools
+            if len(args) != 3 or type(args[1]) is not tuple or type(args[2]) is not dict:
+                raise PicklingError("expected a class, a tuple and a dict from a reduction by __newobj_ex__")
             cls, positional, keywords = args
             self.save(functools.partial(cls.__new__, cls, *positional, **keywords))
             self.save(())
@@ -623,8 +635,8 @@ cdef class _Pickler:
         self.n_pieces += 1
         return <int32_t> (self.n_pieces - 1)
 
-    cdef int32_t place(self, int64_t space, int dtype, int64_t lo, int64_t hi, int64_t *base) except -1:
-        """The piece of a tensor that reaches [lo, hi) of `space`, and where that starts."""
+    cdef int32_t place(self, int64_t space, int dtype, int64_t lo, int64_t hi, int64_t *first) except -1:
+        """The piece of a tensor that reaches [lo, hi) of `space`, and the element of it where the tensor starts."""
         cdef Span *s
         cdef const Span *found
         cdef int32_t piece
@@ -636,12 +648,13 @@ cdef class _Pickler:
             self.spans = s
         s = &self.spans[self.n_spans]
         s.space, s.dtype, s.lo, s.hi = space, dtype, lo, hi
-        base[0] = lo
+        first[0] = 0
         if self.grouped is None:
             piece = self.new_piece(space, lo, hi - lo)
         else:
             found = &self.grouped.spans[self.n_spans]
-            base[0] = found.group_lo
+            # Of the first run, whose copies of odd arrays are at other places than this one's.
+            first[0] = (found.lo - found.group_lo) // _ITEMSIZE[dtype]
             piece = self.group_pieces[found.group]
             if piece < 0:
                 piece = self.new_piece(space, found.group_lo, found.group_hi - found.group_lo)
@@ -720,32 +733,43 @@ cdef class _Pickler:
         return self.op(c"R")
 
     cdef bint save_array(self, object a, object owner) except -1:
-        """A NumPy array as the tensor that torch.from_numpy makes of it; False for types that are no tensor's.
-
-        Copies are remembered: a second run must find each where the first one had it.
-        """
+        """A NumPy array as the tensor that torch.from_numpy makes of it; False for types that are no tensor's."""
         cdef Tensor t
-        cdef int64_t base
+        cdef int64_t first
         cdef int32_t piece
         if a.ndim > MAX_RANK:
             return False
-        a = self.copies.get(id(owner), a)
         of_array(a, &t)
-        if (t.dtype < 0 and not a.dtype.isnative) or t.reach < 0:
-            a = self.copies[id(owner)] = np.array(a, dtype=a.dtype.newbyteorder("="), order="C")
-            of_array(a, &t)
-        if t.dtype < 0:
-            return False
+        if t.dtype < 0 or t.reach < 0:
+            return self.save_copied(a, owner, &t)
         self.keep.append(a)
-        piece = self.place(-1, t.dtype, t.address, t.address + t.reach, &base)
-        self.tensor(&t, piece, (t.address - base) // t.itemsize)
+        piece = self.place(-1, t.dtype, t.address, t.address + t.reach, &first)
+        self.tensor(&t, piece, first)
+        self.memoize(owner)
+        return True
+
+    cdef bint save_copied(self, object a, object owner, Tensor *t) except -1:
+        """An array of foreign byte order or odd strides: written in C order, copied when its turn comes."""
+        cdef int64_t step = 1
+        cdef int i
+        cdef int32_t piece
+        row = of_numpy(a.dtype)
+        if row is None:
+            return False
+        t.dtype, t.itemsize = row.code, row.itemsize
+        for i in range(t.rank - 1, -1, -1):
+            t.strides[i] = step
+            step *= max(t.shape[i], 1)
+        piece = self.new_piece(-1, 0, t.numel * t.itemsize)
+        self.made[piece] = a
+        self.tensor(t, piece, 0)
         self.memoize(owner)
         return True
 
     cdef int save_leaf(self, object obj) except -1:
         """A tensor whose bytes are elsewhere."""
         cdef Tensor t
-        cdef int64_t base, offset, nbytes, space
+        cdef int64_t first, offset, nbytes, space
         cdef int i
         cdef int32_t piece
         dtype, space, offset, nbytes, shape, strides, flags = self.leaf(obj)
@@ -755,11 +779,11 @@ cdef class _Pickler:
         for i in range(t.rank):
             t.shape[i] = shape[i]
             t.strides[i] = strides[i] // t.itemsize
-        piece = self.place(space, t.dtype, offset, offset + nbytes, &base)
+        piece = self.place(space, t.dtype, offset, offset + nbytes, &first)
         if t.flags & PARAMETER:
-            self.parameter(&t, piece, (offset - base) // t.itemsize)
+            self.parameter(&t, piece, first)
         else:
-            self.tensor(&t, piece, (offset - base) // t.itemsize)
+            self.tensor(&t, piece, first)
         return self.memoize(obj)
 
     cdef bint save_torch(self, object obj, type kind) except -1:
@@ -772,6 +796,8 @@ cdef class _Pickler:
                 if t.dtype >= 0 and not t.flags & (CONJ | NEG):
                     self.save_plain(obj, &t, kind is self.torch_parameter)
                     return True
+                if t.dtype < 0 and not obj.is_quantized and str(obj.dtype).partition(".")[2] not in _BY_NAME:
+                    raise UnsupportedError(f"torch files have no storage for {obj.dtype}")
             self.save_by_reduction(obj, kind)
             return True
         if kind is self.torch_storage:
@@ -784,13 +810,14 @@ cdef class _Pickler:
 
     cdef int save_plain(self, object obj, Tensor *t, bint parameter) except -1:
         """A tensor that is one strided view of memory, without Python attributes."""
-        cdef int64_t first, base
+        cdef int64_t first
         cdef int32_t piece
         storage = obj.untyped_storage()
         if self.compact:
             self.keep.append(storage)
-            piece = self.place(-1, t.dtype, t.address, t.address + t.reach, &base)
-            first = (t.address - base) // t.itemsize
+            if <int64_t> obj.storage_offset() * t.itemsize + t.reach > <int64_t> storage.nbytes():
+                raise UnsupportedError("a torch tensor is larger than its storage, which was resized; nothing to save")
+            piece = self.place(-1, t.dtype, t.address, t.address + t.reach, &first)
         else:
             piece = self.whole_storage(storage, t.dtype)
             first = obj.storage_offset()
@@ -802,9 +829,14 @@ cdef class _Pickler:
 
     cdef int32_t whole_storage(self, object storage, object kind) except -1:
         """One piece per torch storage and class, in order of first appearance; a device's bytes are fetched."""
-        key = (storage._cdata, kind)
+        count = storage.nbytes()
+        # As in torch, an empty storage is of every class.
+        key = (storage._cdata, (_BY_BYTES if kind == _BYTE or kind == "UntypedStorage" or type(kind) is int
+                                and _STORAGE_OF[kind] is None else kind) if count else None)
         piece = self.by_storage.get(key)
         if piece is None:
+            if storage.device.type == "meta":
+                raise UnsupportedError("a storage on the meta device has no bytes to save")
             here = storage if storage.device.type in ("cpu", "meta") else storage.cpu()
             self.keep.append((storage, here))
             piece = self.new_piece(-1, <int64_t> <uintptr_t> (<object> here.data_ptr()), here.nbytes())
@@ -862,7 +894,7 @@ cdef bint _group(Span *spans, Py_ssize_t n) except -1:
     cdef Span *s
     cdef Span *first = NULL
     cdef Py_ssize_t i, j = 0
-    cdef int32_t group = -1
+    cdef int32_t group = -1, open_group = -1
     cdef int64_t hi = 0
     cdef bint shared = False
     if order == NULL:
@@ -872,6 +904,10 @@ cdef bint _group(Span *spans, Py_ssize_t n) except -1:
     qsort(order, n, sizeof(Span *), _by_place)
     for i in range(n):
         s = order[i]
+        if s.hi == s.lo:  # shares nothing, and must not come between two that do
+            group += 1
+            s.group, s.group_lo, s.group_hi = group, s.lo, s.hi
+            continue
         if first != NULL and s.lo < hi and s.hi > s.lo and s.space == first.space and s.dtype == first.dtype \
                 and (s.lo - first.lo) % _ITEMSIZE[s.dtype] == 0:
             shared = True
@@ -879,8 +915,9 @@ cdef bint _group(Span *spans, Py_ssize_t n) except -1:
             _close_group(order, j, i, hi)
             j, first, hi = i, s, s.lo
             group += 1
+            open_group = group
         hi = max(hi, s.hi)
-        s.group = group
+        s.group = open_group
     _close_group(order, j, n, hi)
     PyMem_Free(order)
     return shared
@@ -889,8 +926,9 @@ cdef bint _group(Span *spans, Py_ssize_t n) except -1:
 cdef void _close_group(Span **order, Py_ssize_t first, Py_ssize_t last, int64_t hi) noexcept:
     cdef Py_ssize_t i
     for i in range(first, last):
-        order[i].group_lo = order[first].lo
-        order[i].group_hi = hi
+        if order[i].hi > order[i].lo:
+            order[i].group_lo = order[first].lo
+            order[i].group_hi = hi
 
 
 def dumps(obj, leaf=None, bint compact=False):
@@ -910,6 +948,9 @@ def dumps(obj, leaf=None, bint compact=False):
         offset its address, others are those that `leaf` spoke of.
     keep : list
         Objects whose memory the pieces point into.
+    made : dict of int to ndarray
+        Pieces that are an array's elements in C order and native byte order; they
+        have no address.
 
     Notes
     -----
@@ -930,4 +971,4 @@ def dumps(obj, leaf=None, bint compact=False):
         (<array.array> spaces).data.as_longlongs[i] = pickler.pieces[i].space
         (<array.array> offsets).data.as_longlongs[i] = pickler.pieces[i].lo
         (<array.array> sizes).data.as_longlongs[i] = pickler.pieces[i].nbytes
-    return data, spaces, offsets, sizes, pickler.keep
+    return data, spaces, offsets, sizes, pickler.keep, pickler.made

@@ -9,6 +9,7 @@ from libc.stdint cimport int64_t, uintptr_t
 cimport numpy as cnp
 
 from tensorio.dtypes import BY_NAME as _BY_NAME, DTYPES as _DTYPES, of_numpy
+from tensorio.errors import UnsupportedError as _UnsupportedError
 
 cnp.import_array()
 
@@ -133,4 +134,8 @@ def describe_torch(tensor):
     """Return the same of a torch tensor; None if it is not one strided view of CPU memory."""
     cdef Tensor t
     of_torch(tensor, &t)
-    return None if t.dtype < 0 else _described(&t)
+    if t.dtype < 0:
+        return None
+    if t.numel and <int64_t> tensor.storage_offset() * t.itemsize + t.reach > <int64_t> tensor.untyped_storage().nbytes():
+        raise _UnsupportedError("a torch tensor is larger than its storage, which was resized: there is nothing to save")
+    return _described(&t)

@@ -5,6 +5,7 @@ The only module that owns mappings.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -92,6 +93,11 @@ class Storage:
     def stream(self, offset: int, nbytes: int) -> Iterator[memoryview]:
         """Yield a range in pieces, for a reader that comes by once: memory stays flat where the bytes are mapped."""
         yield self.view()[offset : offset + nbytes]
+
+    @contextlib.contextmanager
+    def scattered(self) -> Iterator[None]:
+        """While small headers are read all over the file, spare the system reading ahead around each."""
+        yield
 
     def close(self) -> None:
         """Let go of the bytes; views handed out stay valid until they are gone themselves."""
@@ -223,6 +229,17 @@ class FileStorage(Storage):
     def fileno(self) -> tuple[int, int]:
         """Return the descriptor and the offset in it of this storage's first byte."""
         return self._fd, self._start
+
+    @contextlib.contextmanager
+    def scattered(self) -> Iterator[None]:
+        if self._map is None or not hasattr(mmap, "MADV_RANDOM"):
+            yield
+            return
+        self._map.madvise(mmap.MADV_RANDOM)
+        try:
+            yield
+        finally:
+            self._map.madvise(mmap.MADV_NORMAL)
 
     def check_unchanged(self) -> None:
         """Raise if the file was written to or resized since it was opened."""

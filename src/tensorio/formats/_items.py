@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tensorio.arraylike import as_numpy, is_tensor
-from tensorio.dtypes import BY_NAME, DTYPES
+from tensorio.dtypes import BY_NAME, DTYPES, of_numpy
 from tensorio.errors import TensorMismatchError, UnsupportedError, escaped
 from tensorio.plan import PIECE, Payloads
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Items", "c_order", "items_of"]
+__all__ = ["Items", "c_order", "items_of", "native"]
 
 
 class Items:
@@ -131,16 +132,21 @@ def _add_numpy(items: Items, name: str, array: np.ndarray[Any, Any]) -> None:
 
     code, shape, nbytes, address, in_order = _source.describe_array(array)
     if code < 0:
-        if array.dtype.isnative:
+        row = of_numpy(array.dtype)
+        if row is None:
             raise UnsupportedError(f"NumPy dtype {array.dtype} is not a tensor's", record=name)
-        _add_numpy(items, name, array.astype(array.dtype.newbyteorder("=")))
-        return
+        code, in_order = row.code, False
     payloads = items.add(name, DTYPES[code].name, shape)
     if in_order:
         payloads.keep.append(array)
         payloads.add_memory(address, nbytes)
     else:
-        payloads.add(lambda: c_order(array), nbytes)
+        payloads.add(partial(c_order, array, native), array.nbytes)
+
+
+def native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array in native byte order; copies: only if it is not."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def c_order(array: np.ndarray[Any, Any], finish: Callable[[Any], Any] | None = None) -> Iterator[memoryview]:

@@ -47,8 +47,9 @@ class Archive:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         mapped = storage.mapped and storage.nbytes > LET_GO_FROM
-        self.rows, self.directory_offset, self.end = _core.zip_read(storage.view(), mapped)
-        bad = _core.zip_check_small(storage.view(), self.rows, CHECKED_ON_OPEN, mapped)
+        with storage.scattered():
+            self.rows, self.directory_offset, self.end = _core.zip_read(storage.view(), mapped)
+            bad = _core.zip_check_small(storage.view(), self.rows, CHECKED_ON_OPEN, mapped)
         if bad is not None:
             self.fail_checksum(*bad)
 

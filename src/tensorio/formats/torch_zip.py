@@ -20,12 +20,14 @@ import os
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tensorio import _core
 from tensorio.dtypes import DTYPES
 from tensorio.errors import HeaderError, UnsupportedError, error_context, escaped
 from tensorio.formats._base import Opened, OpenOptions, SaveOptions, StoredRecord
+from tensorio.formats._items import c_order, native
 from tensorio.formats._zip import Archive, ZipPlan
 from tensorio.plan import Payloads
 from tensorio.storage import LazyStorage
@@ -249,7 +251,8 @@ def plan(obj: object, options: SaveOptions) -> ZipPlan:
     from tensorio import _pickler
 
     payloads = Payloads()
-    data, _, payloads.addresses, payloads.sizes, payloads.keep = _pickler.dumps(obj, compact=options.compact)
+    data, _, payloads.addresses, payloads.sizes, payloads.keep, made = _pickler.dumps(obj, compact=options.compact)
+    payloads.makers = {i: partial(c_order, odd, native) for i, odd in made.items()}
     return _archive(data, payloads, options)
 
 
@@ -270,7 +273,7 @@ def plan_tree(
     """
     from tensorio import _pickler
 
-    data, spaces, offsets, sizes, _ = _pickler.dumps(tree, leaf)
+    data, spaces, offsets, sizes, _, _ = _pickler.dumps(tree, leaf)
     payloads = Payloads()
     for space, offset, nbytes in zip(spaces, offsets, sizes, strict=True):
         payloads.add(source(space, offset, nbytes), nbytes)
