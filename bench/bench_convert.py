@@ -6,12 +6,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import peers
 import pytest
+
+import peers
+import tensorio
 from inputs import Checkpoints, size_of
 from race import Entry, Race
-
-import tensorio
 
 TARGET = 1.1
 

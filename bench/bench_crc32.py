@@ -10,9 +10,9 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+
 from inputs import Sizes, size_of
 from race import Entry, Race
-
 from tensorio import _core
 
 LARGE = -1  # stands for the size of a large buffer in this run

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peers
 import pytest
+
+import peers
+import tensorio
 from inputs import BIG_TENSORS, Array, Checkpoints, evict, few, size_of, touch
 from race import Entry, Race, Table
-
-import tensorio
 
 FEW_MS = 5.0
 COLD = os.environ.get("TENSORIO_BENCH_COLD") == "1"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 import child
 import inputs
-import pytest
 from inputs import Checkpoints, Sizes, size_of
 from race import Race, Table
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peers
 import pytest
+
+import peers
+import tensorio
 from inputs import Checkpoints
 from race import Entry, Race
-
-import tensorio
 
 suffixes = pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import peers
 import pytest
+
+import peers
+import tensorio
 from inputs import Checkpoints, size_of
 from race import Entry, Race
-
-import tensorio
 
 suffixes = pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 

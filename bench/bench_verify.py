@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+
 import peers
+import tensorio
 from inputs import Checkpoints, size_of
 from race import Entry, Race
-
-import tensorio
 
 
 def test_verify(race: Race, big: Checkpoints) -> None:

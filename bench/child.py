@@ -61,7 +61,6 @@ def growth(act: Callable[[], object]) -> int:
 
 def save(path: str, nbytes: str) -> dict[str, int]:
     import inputs
-
     import tensorio
 
     arrays = inputs.few(Path(path).parent, "child", int(nbytes)).arrays
@@ -112,7 +111,6 @@ def share(loader: str, path: str) -> None:
     """Wait to be told; load; wait; read every page; tell what memory is this process' own share."""
     import inputs
     import peers
-
     import tensorio
 
     loaders: dict[str, Callable[[str], Any]] = {

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import state_dict
 
 import tensorio
+from cases import state_dict
 
 Array = np.ndarray[Any, Any]
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hexfile
 import ml_dtypes
 import numpy as np
+
+import hexfile
 
 Array = np.ndarray[Any, Any]
 

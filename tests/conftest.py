@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cases
 import pytest
+
+import cases
 
 Child = Callable[..., Any]
 

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import cases
-import hexfile
 import numpy as np
 import pytest
-from hexfile import Rec, pickled, tensor, torch_file, torch_records, zip_file
 
+import cases
+import hexfile
 import tensorio
+from hexfile import Rec, pickled, tensor, torch_file, torch_records, zip_file
 from tensorio.tensors import CONJ, NEG
 
 RAW = {"0": np.arange(4, dtype="f4").tobytes()}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import cases
 import ml_dtypes
 import numpy as np
 import pytest
 
+import cases
 from tensorio.dtypes import BY_NAME, DTYPES, numpy_dtype, numpy_dtypes, of_numpy
 
 NATIVE = [d for d in DTYPES if d.name in cases.DTYPES]

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cases
 import numpy as np
 import pytest
 
+import cases
 import tensorio
 from tensorio import output
 

@@ -6,13 +6,13 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import cases
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import cases
 import tensorio
 from tensorio import _source
 from tensorio.dtypes import BY_NAME, DTYPES

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from array import array
 
-import cases
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cases
 import tensorio
 from tensorio import Chunk, Extent, TensorInfo
 from tensorio.dtypes import BY_NAME

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-import hexfile
 import pytest
 
+import hexfile
 import tensorio
 from tensorio import LimitError, Opaque
 from tensorio.tree import fqns, leaves, prune

@@ -14,14 +14,14 @@ import sys
 import types
 from typing import Any
 
-import hexfile
 import numpy as np
 import pytest
-from hexfile import annotated, caret
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hexfile
 import tensorio
+from hexfile import annotated, caret
 from tensorio import HeaderError, LimitError, TruncatedError, UnsafePickleError, UnsupportedError
 
 

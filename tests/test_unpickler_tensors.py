@@ -12,13 +12,13 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
-import cases
-import hexfile
 import numpy as np
 import pytest
-from hexfile import HOOKS, name, number, numbers, pickled, storage, tensor, text
 
+import cases
+import hexfile
 import tensorio
+from hexfile import HOOKS, name, number, numbers, pickled, storage, tensor, text
 from tensorio import HeaderError, LimitError
 from tensorio.tensors import CONJ, NEG, PARAMETER, REQUIRES_GRAD
 

@@ -71,10 +71,7 @@ def reflect(a: int, width: int) -> int:
 
 def slice_tables() -> list[list[int]]:
     """T[k][b]: what byte b adds to the remainder when k more bytes follow it."""
-    return [
-        [reflect(divide(reflect(b, 8) << (8 * k + 32), P)[1], 32) for b in range(256)]
-        for k in range(SLICES)
-    ]
+    return [[reflect(divide(reflect(b, 8) << (8 * k + 32), P)[1], 32) for b in range(256)] for k in range(SLICES)]
 
 
 def repeated_squares() -> list[int]:

@@ -57,8 +57,8 @@ def np_dtype_state(dtype: np.dtype[Any], state: Any) -> None:
 
 def np_reconstruct(args: tuple[Any, ...]) -> np.ndarray[Any, Any]:
     """Answer ``_reconstruct(ndarray, (0,), b"b")`` with an empty array."""
-    shape = args[1] if len(args) == 3 else None
-    if getattr(args[0], "kind_name", "") != "np_ndarray" or type(shape) is not tuple or list(map(type, shape)) != [int]:
+    cls, shape, _ = args if len(args) == 3 else (None, None, None)
+    if getattr(cls, "kind_name", "") != "np_ndarray" or type(shape) is not tuple or list(map(type, shape)) != [int]:
         raise HeaderError("NumPy array in a pickle: expected the arguments (ndarray, (0,), b'b')")
     return np.empty(0, np.int8)
 

@@ -10,7 +10,7 @@ process and may change between versions.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ DTYPES: tuple[DType, ...] = tuple(DType(code, *row) for code, row in enumerate(_
 BY_NAME: dict[str, DType] = {d.name: d for d in DTYPES}
 
 
-@lru_cache(maxsize=None)
+@cache
 def numpy_dtype(name: str) -> np.dtype[np.generic]:
     """Return the NumPy dtype of arrays of the type called `name` (imports NumPy)."""
     import numpy as np
@@ -113,7 +113,7 @@ def numpy_dtypes() -> tuple[np.dtype[np.generic], ...]:
     return tuple(numpy_dtype(d.name) for d in DTYPES)
 
 
-@lru_cache(maxsize=None)
+@cache
 def of_numpy(dtype: np.dtype[np.generic]) -> DType | None:
     """Return the row that shows as `dtype` in native byte order, or None if there is none."""
     if dtype.isnative is False:

@@ -9,11 +9,11 @@ import mmap
 from collections.abc import Callable
 from typing import Any
 
-import hexfile
 import numpy as np
 import pytest
-from hexfile import Rec, st_entry
 
+import hexfile
+from hexfile import Rec, st_entry
 from tensorio import _core
 
 ZIP = hexfile.zip_file([Rec("a/x", b"123")])

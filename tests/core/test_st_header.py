@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import hexfile
 import pytest
-from hexfile import st_entry, st_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hexfile
+from hexfile import st_entry, st_file
 from tensorio import HeaderError, LimitError, TensorIOError, TruncatedError, UnsupportedError, _core
 from tensorio.tensors import ROW
 

@@ -9,10 +9,10 @@ import zlib
 from typing import Any
 
 import pytest
-from hexfile import Rec, zip_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hexfile import Rec, zip_file
 from tensorio import FormatError, HeaderError, TensorIOError, TruncatedError, UnsupportedError, _core
 
 members = st.dictionaries(

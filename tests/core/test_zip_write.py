@@ -8,12 +8,12 @@ import zipfile
 import zlib
 from array import array
 
-import hexfile
 import pytest
-from hexfile import Rec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hexfile
+from hexfile import Rec
 from tensorio import LimitError, TensorIOError, _core
 from tensorio.formats._zip import ZipPlan
 from tensorio.plan import Payloads

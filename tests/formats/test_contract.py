@@ -10,10 +10,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import cases
 import numpy as np
 import pytest
 
+import cases
 import tensorio
 from tensorio import formats
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import cases
 import numpy as np
 import pytest
-from hexfile import st_entry, st_file
 
+import cases
 import tensorio
+from hexfile import st_entry, st_file
 
 ONE_OF_EACH = {code: bits for code, (_, bits) in cases.ST_CODES.items()}
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 from typing import Any
 
-import cases
-import hexfile
 import numpy as np
 import pytest
-from hexfile import Rec, pickled, tensor, torch_file, torch_records, zip_file
 
+import cases
+import hexfile
 import tensorio
+from hexfile import Rec, pickled, tensor, torch_file, torch_records, zip_file
 from tensorio import HeaderError, UnsupportedError
 
 RAW = {"0": np.arange(4, dtype="f4").tobytes()}

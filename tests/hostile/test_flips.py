@@ -15,11 +15,11 @@ import time
 import zipfile
 from typing import Any
 
-import cases
-import hexfile
 import numpy as np
 import pytest
 
+import cases
+import hexfile
 import tensorio
 
 TORCH = ["torch_zip_by_hand", "torch_zip_deflated", "torch_zip_small", "torch_zip_big_endian"]
@@ -141,7 +141,7 @@ def test_flips_of_several_bytes_end_in_an_error_or_a_result() -> None:
 
 # ------------------------------------------------------------- pickles, at random
 
-STORAGES = {"0": np.arange(4, dtype="f4").tobytes(), "1": bytes(range(16))}
+STORAGES = {"0": np.arange(4, dtype="f4").tobytes(), "1": bytes(range(16)), "2": bytes(16)}
 PIECES = [
     hexfile.tensor(),
     hexfile.tensor("1", 2, (2,), cls="LongStorage"),
@@ -231,7 +231,7 @@ def rich_pickle() -> bytes:
     )
     body += hexfile.tensor("1", 2, (2,), cls="ComplexFloatStorage", metadata=meta)
     body += hexfile.name("torch._utils", "_rebuild_tensor_v3") + b"("
-    body += hexfile.storage("UntypedStorage", "0", 16, module="torch.storage") + b"K\x00K\x02\x85K\x01\x85\x89"
+    body += hexfile.storage("UntypedStorage", "2", 16, module="torch.storage") + b"K\x00K\x02\x85K\x01\x85\x89"
     body += hexfile.HOOKS + hexfile.name("torch", "uint16") + b"tR"
     body += hexfile.name("torch", "device") + hexfile.text("cuda") + b"K\x01\x86R"
     body += hexfile.name("torch", "Size") + hexfile.numbers([1, 2]) + b"\x85R" + hexfile.name("m", "C") + b")\x81}bt"
@@ -265,7 +265,7 @@ def test_shuffled_opcodes_end_in_an_error_or_a_result(unknown: str) -> None:
         data = hexfile.torch_file(body, STORAGES)
         for read in (tensorio.load, tensorio.open):
             results += ends_well(read, data, body, unknown)
-    assert results > 50
+    assert results > (50 if unknown == "opaque" else 0)  # with "error", one name must have been lost
 
 
 def ends_well(read: Any, data: bytes, body: bytes, unknown: str) -> bool:
@@ -291,4 +291,4 @@ def test_random_opcodes_end_in_an_error_or_a_result(unknown: str) -> None:
         data = hexfile.torch_file(hexfile.pickled(body, 4), STORAGES)
         for read in (tensorio.load, tensorio.open):
             results += ends_well(read, data, body, unknown)
-    assert results > 50
+    assert results > (50 if unknown == "opaque" else 0)  # with "error", one name must have been lost

@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import cases
-import hexfile
 import numpy as np
 import pytest
-from hexfile import Rec, st_entry, st_file, torch_records, zip_file
 
+import cases
+import hexfile
 import tensorio
+from hexfile import Rec, st_entry, st_file, torch_records, zip_file
 from tensorio import (
     ChecksumError,
     FormatError,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import cases
 import pytest
 
+import cases
 import tensorio
 
 FILES = ["torch_zip_small", "torch_zip_by_hand", "torch_zip_deflated", "safetensors_small", "safetensors_unaligned"]

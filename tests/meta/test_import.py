@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cases
 import pytest
+
+import cases
 
 
 def run(code: str, *arguments: str) -> str:

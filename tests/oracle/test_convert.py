@@ -15,9 +15,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is an oracle")
 safetensors = pytest.importorskip("safetensors", reason="safetensors is an oracle")
+import safetensors.torch  # noqa: E402, F811
+
 import cases  # noqa: E402
 import hexfile  # noqa: E402
-import safetensors.torch  # noqa: E402, F811
+import tensorio  # noqa: E402
 from _trees import (  # noqa: E402
     BY_DTYPE,
     CLASSIC,
@@ -30,8 +32,6 @@ from _trees import (  # noqa: E402
     saved_by_torch,
     torch_base,
 )  # fmt: skip
-
-import tensorio  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),

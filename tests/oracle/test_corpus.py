@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import cases
 import numpy as np
 import pytest
 
+import cases
 import tensorio
 from tensorio.tensors import PARAMETER, REQUIRES_GRAD
 

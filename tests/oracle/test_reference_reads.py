@@ -17,13 +17,13 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-import cases
-import hexfile
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import cases
+import hexfile
 import tensorio
 
 torch = pytest.importorskip("torch", reason="torch is the oracle")

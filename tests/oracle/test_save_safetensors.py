@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="torch is an oracle")
 safetensors = pytest.importorskip("safetensors", reason="safetensors is the oracle")
-import cases  # noqa: E402
 import safetensors.numpy  # noqa: E402, F811
 import safetensors.torch  # noqa: E402
-from _trees import ML_DTYPES, Trees, bits, torch_base  # noqa: E402
 
+import cases  # noqa: E402
 import tensorio  # noqa: E402
+from _trees import ML_DTYPES, Trees, bits, torch_base  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 

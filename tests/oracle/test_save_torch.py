@@ -31,6 +31,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="torch is the oracle")
+from torch.utils.serialization import config  # noqa: E402
+
+import tensorio  # noqa: E402
 from _trees import (  # noqa: E402
     ML_DTYPES,
     NUMPY_DTYPES,
@@ -48,9 +51,6 @@ from _trees import (  # noqa: E402
     through_torch,
     torch_base,
 )  # fmt: skip
-from torch.utils.serialization import config  # noqa: E402
-
-import tensorio  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the layout is that of torch 2.13"),

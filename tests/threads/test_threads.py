@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cases
-import hexfile
 import numpy as np
 import pytest
 
+import cases
+import hexfile
 import tensorio
 from tensorio import _core
 

@@ -85,7 +85,9 @@ def _items(checkpoint: Checkpoint, names: dict[str, str]) -> Items:
 
 def _source(checkpoint: Checkpoint, info: TensorInfo) -> Source:
     if len(info.chunks) != 1:
-        raise UnsupportedError("converting a tensor of several chunks is not available in this version", record=info.fqn)
+        raise UnsupportedError(
+            "converting a tensor of several chunks is not available in this version", record=info.fqn
+        )
     if info.contiguous and not info.flags & (CONJ | NEG):
         return _extent(checkpoint._storage(info.chunks[0].extent.storage), info.chunks[0].extent.offset, info.nbytes)
     return partial(_gathered, checkpoint, info)
@@ -110,9 +112,7 @@ def _gathered(checkpoint: Checkpoint, info: TensorInfo) -> Iterator[memoryview]:
 # ------------------------------------------------------------------- tree targets
 
 
-def _plan_tree(
-    checkpoint: Checkpoint, target: Any, names: dict[str, str], renamed: bool, options: SaveOptions
-) -> Plan:
+def _plan_tree(checkpoint: Checkpoint, target: Any, names: dict[str, str], renamed: bool, options: SaveOptions) -> Plan:
     opened = checkpoint._opened
     table = checkpoint._table
     tree = opened.tree

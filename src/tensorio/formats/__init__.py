@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import cast
 
 from tensorio.errors import UnknownFormatError, UnsupportedError
@@ -29,7 +29,7 @@ def names() -> tuple[str, ...]:
     return _NAMES
 
 
-@lru_cache(maxsize=None)
+@cache
 def get(name: str) -> Format:
     """Return the format called `name` (imports it on first use)."""
     if name not in _NAMES:

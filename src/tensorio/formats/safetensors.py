@@ -116,12 +116,20 @@ def _require_reference_layout(header: bytes, table: Table, pairs: list[tuple[str
     infos = [table.info(i) for i in range(len(table))]
     infos.sort(key=lambda t: t.chunks[0].extent.offset)  # stable: empty tensors stay in header order
     want = _core.st_header(
-        [t.fqn for t in infos], [_RANK[t.dtype] for t in infos], [t.shape for t in infos], [t.nbytes for t in infos], pairs
+        [t.fqn for t in infos],
+        [_RANK[t.dtype] for t in infos],
+        [t.shape for t in infos],
+        [t.nbytes for t in infos],
+        pairs,
     )
     ordered = sorted(infos, key=lambda t: (_RANK[t.dtype], t.fqn.encode()))
     if header != want or [t.fqn for t in infos] != [t.fqn for t in ordered]:
-        at = next((i for i, (a, b) in enumerate(zip(header, want, strict=False)) if a != b), min(len(header), len(want)))
-        raise HeaderError("strict: expected the header exactly as the reference writes it, found other bytes", offset=at)
+        at = next(
+            (i for i, (a, b) in enumerate(zip(header, want, strict=False)) if a != b), min(len(header), len(want))
+        )
+        raise HeaderError(
+            "strict: expected the header exactly as the reference writes it, found other bytes", offset=at
+        )
 
 
 def plan(obj: object, options: SaveOptions) -> FlatPlan:

@@ -49,7 +49,7 @@ HEAD = (PICKLE, ".format_version", ".storage_alignment", "byteorder")  # before 
 TAIL = ("version", SERIALIZATION_ID)  # behind them
 VERSIONS = range(1, 11)  # what torch's reader takes
 # What naming the tensors may cost, in bytes: this much, and so much per byte of the pickle (half of promise P3).
-NAMES_FIXED = 16 << 20
+NAMES_FIXED = 24 << 20
 NAMES_PER_BYTE = 16
 # What data.pkl may unpack to if it is deflated: real ones are far below 1% of this.
 MAX_PICKLE = 64 << 20
@@ -121,9 +121,7 @@ class _Layout:
         if text is None:
             return "little"  # so it is in files before 2.1
         if text not in ("little", "big"):
-            raise HeaderError(
-                f"expected 'little' or 'big', found {escaped(text)}", record=f"{self.prefix}/byteorder"
-            )
+            raise HeaderError(f"expected 'little' or 'big', found {escaped(text)}", record=f"{self.prefix}/byteorder")
         return text
 
     def _require_reference_layout(self) -> None:
@@ -243,7 +241,6 @@ def _filled(layout: _Layout, storage: Storage, wanted: set[int] | None) -> objec
 def load(storage: Storage, options: OpenOptions) -> object:
     """Return what was saved, with arrays at the tensors."""
     return _filled(_Layout(storage, options), storage, None)
-
 
 
 def plan(obj: object, options: SaveOptions) -> ZipPlan:
