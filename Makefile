@@ -49,7 +49,7 @@ bench: $(VENV)/.bench
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/cython-lint --max-line-length=120 src/tensorio
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cython-lint --max-line-length=120 src/tensorio
 	$(BIN)/clang-format --dry-run --Werror $(C_STYLED)
 	$(BIN)/codespell src csrc tests bench docs tools *.md Makefile
 	$(BIN)/python tools/gen_crc32_tables.py --check

@@ -26,7 +26,7 @@ cdef extern from "numpy/arrayobject.h":
     ctypedef struct PyArray_Descr:
         pass
     cnp.ndarray PyArray_NewFromDescr(type subtype, PyArray_Descr *descr, int nd, const cnp.npy_intp *dims,
-                                const cnp.npy_intp *strides, void *data, int flags, object obj)
+                                     const cnp.npy_intp *strides, void *data, int flags, object obj)
     int PyArray_SetBaseObject(cnp.ndarray arr, PyObject *obj) except -1
     void PyArray_UpdateFlags(cnp.ndarray arr, int flagmask)
 

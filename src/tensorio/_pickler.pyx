@@ -9,13 +9,12 @@ tensors that ``torch.from_numpy`` makes of them.
 Opcodes: CPython's ``Lib/pickletools.py``; batching and memo: its
 ``Modules/_pickle.c``; the shape of a tensor's reduction: torch 2.13.
 """
-cimport cython
 from cpython cimport array
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uintptr_t
 from libc.stdlib cimport qsort
 from libc.string cimport memcpy
 
@@ -79,6 +78,7 @@ class _Named:
     def __init__(self, module, name):
         self.module = module
         self.name = name
+
 
 _named = {}
 
@@ -352,15 +352,15 @@ cdef class _Pickler:
         if kind is Size:
             return self.save_reduce((_torch_global("torch", "Size"), (tuple(obj),)), obj)
         if kind is Device:
-            return self.save_reduce((_torch_global("torch", "device"), (obj.type,) if obj.index is None else tuple(obj)),
-                                    obj)
+            parts = (obj.type,) if obj.index is None else tuple(obj)
+            return self.save_reduce((_torch_global("torch", "device"), parts), obj)
         if kind is Opaque:
             raise UnsupportedError(f"{obj!r} stands for an object of a class that was not allowed when the file was "
                                    "opened, and can't be written")
         if _is_foreign_tensor(obj):
-            array = _as_numpy(obj)
-            self.keep.append(array)
-            if self.save_array(array, obj):
+            a = _as_numpy(obj)
+            self.keep.append(a)
+            if self.save_array(a, obj):
                 return 0
         return self.save_by_reduction(obj, kind)
 
@@ -377,7 +377,6 @@ cdef class _Pickler:
     cdef int save_int(self, object obj) except -1:
         cdef int overflow = 0
         cdef long long value = PyLong_AsLongLongAndOverflow(obj, &overflow)
-        cdef char *p
         if not overflow and -0x80000000LL <= value <= 0x7FFFFFFFLL:
             return self.small_int(value)
         data = _long_bytes(obj)
@@ -450,7 +449,7 @@ cdef class _Pickler:
             if count > 3:
                 self.op(c"1")
             else:
-                for i in range(count):
+                for _ in range(count):
                     self.op(c"0")
             self.recall(obj)
             return 0

@@ -136,6 +136,8 @@ def describe_torch(tensor):
     of_torch(tensor, &t)
     if t.dtype < 0:
         return None
-    if t.numel and <int64_t> tensor.storage_offset() * t.itemsize + t.reach > <int64_t> tensor.untyped_storage().nbytes():
-        raise _UnsupportedError("a torch tensor is larger than its storage, which was resized: there is nothing to save")
+    if t.numel:
+        held = <int64_t> tensor.untyped_storage().nbytes()
+        if <int64_t> tensor.storage_offset() * t.itemsize + t.reach > held:
+            raise _UnsupportedError("a torch tensor is larger than its storage, which was resized; nothing to save")
     return _described(&t)

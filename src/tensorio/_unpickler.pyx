@@ -15,25 +15,27 @@ Opcodes and their arguments: CPython's ``Lib/pickletools.py``.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.dict cimport PyDict_GetItemWithError, PyDict_SetItem, PyDict_Size
+from cpython.dict cimport PyDict_SetItem, PyDict_Size
 from cpython.list cimport PyList_Append
 from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
-from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memchr, memcpy, memset
 
-from array import array
+from array import array as _array
 from collections import Counter, OrderedDict
 
 from tensorio._csrc cimport *
 
 from tensorio.allowlist import ALLOWED as _ALLOWED
 from tensorio.dtypes import BY_NAME as _BY_NAME
-from tensorio.errors import FormatError, HeaderError, LimitError, TruncatedError, UnsafePickleError, UnsupportedError, escaped
+from tensorio.errors import (
+    FormatError, HeaderError, LimitError, TruncatedError, UnsafePickleError, UnsupportedError, escaped,
+)
 from tensorio.values import Device, Opaque, Size, TorchDType
 
 cdef type _Opaque = Opaque
@@ -705,9 +707,9 @@ cdef class _Machine:
                 self.wrong("complex(): expected two floats")
             return complex(args[0], args[1])
         if kind == K_NP_RECONSTRUCT:
-            array = _rebuild_module().np_reconstruct(args)
-            self.unfilled[id(array)] = array
-            return array
+            made = _rebuild_module().np_reconstruct(args)
+            self.unfilled[id(made)] = made
+            return made
         if kind == K_NP_SCALAR:
             return _rebuild_module().np_scalar(args)
         if kind == K_NP_DTYPE:
@@ -973,8 +975,8 @@ cdef class _Machine:
         if empty:
             return 0
         room = <uint64_t> extent[2]
-        if not tio_mul(<uint64_t> first, <uint64_t> itemsize, &offset) or not tio_add(span, <uint64_t> itemsize, &span) \
-                or offset > room or span > room - offset:
+        if not tio_mul(<uint64_t> first, <uint64_t> itemsize, &offset) \
+                or not tio_add(span, <uint64_t> itemsize, &span) or offset > room or span > room - offset:
             self.wrong(f"the tensor leaves its storage: expected at most {room} bytes, found a view of {span} bytes at "
                        f"{offset}")
         row.offset += <int64_t> offset
@@ -1467,7 +1469,7 @@ cdef class _Machine:
 
     def table(self):
         """Return (rows, dims), arrays of int64, of the tensors met; empty if they became arrays."""
-        rows, dims = array("q"), array("q")
+        rows, dims = _array("q"), _array("q")
         if self.leases is None:
             rows.frombytes(PyBytes_FromStringAndSize(<const char *> self.rows, self.n_rows * sizeof(tio_row)))
             dims.frombytes(PyBytes_FromStringAndSize(<const char *> self.dims, self.n_dims * 8))
@@ -1495,9 +1497,9 @@ cdef str _kind_of(object o):
     return type(o).__name__
 
 
-cdef object _lazy_bits(object array, bint conj, bint neg):
+cdef object _lazy_bits(object plain, bint conj, bint neg):
     from tensorio import _rebuild
-    return _rebuild.lazy_bits(array, conj, neg)
+    return _rebuild.lazy_bits(plain, conj, neg)
 
 
 cdef object _rebuild_module():
@@ -1506,7 +1508,8 @@ cdef object _rebuild_module():
     return _rebuild
 
 
-def loads(pickle, numbers, dict keys not None, extents, list leases=None, decode=None, set wanted=None, str unknown="error"):
+def loads(pickle, numbers, dict keys not None, extents, list leases=None, decode=None, set wanted=None,
+          str unknown="error"):
     """Read one pickle.
 
     Parameters

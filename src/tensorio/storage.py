@@ -334,10 +334,8 @@ def arena(nbytes: int, touched: int | None = None, name: str | None = None) -> m
         return memoryview(mmap.mmap(-1, max(nbytes, 1)))[:nbytes]
     block = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with contextlib.suppress(OSError):  # a kernel without transparent huge pages: small ones do, at some cost
             block.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # a kernel without transparent huge pages: small ones do, at some cost
     skip = -_core.address(block) % HUGE_PAGE
     return memoryview(block)[skip : skip + nbytes]
 

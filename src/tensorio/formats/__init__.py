@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from functools import cache, lru_cache
+from functools import cache
 from typing import cast
 
 from tensorio.errors import UnknownFormatError, UnsupportedError

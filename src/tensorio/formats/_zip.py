@@ -120,7 +120,7 @@ class Archive:
             raise HeaderError(f"deflated record: {error}", record=self.name(record), offset=offset) from None
         if done != size or not unpacker.eof or unpacker.unused_data:
             raise HeaderError(
-                f"deflated record: expected {size} bytes and then the end of the stream, found otherwise at {done} bytes",
+                f"deflated record: expected {size} bytes and the end of the stream, found otherwise at {done} bytes",
                 record=self.name(record), offset=offset,
             )  # fmt: skip
         return out

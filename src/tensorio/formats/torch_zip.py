@@ -1,4 +1,4 @@
-"""torch zip: what ``torch.save`` has written since 1.6.
+r"""torch zip: what ``torch.save`` has written since 1.6.
 
 A zip archive (`tensorio.formats._zip`) whose names all begin with one folder::
 
@@ -7,7 +7,7 @@ A zip archive (`tensorio.formats._zip`) whose names all begin with one folder::
     PREFIX/.storage_alignment     "64"                             (since 2.7)
     PREFIX/byteorder              "little" or "big"                (since 2.1)
     PREFIX/data/KEY               one storage each, raw
-    PREFIX/version                "3\\n"
+    PREFIX/version                "3\n"
     PREFIX/.data/serialization_id 40 digits                        (since 2.1)
 
 Source: torch 2.13, checked against its own output; older layouts against files
