@@ -29,7 +29,7 @@ if SANITIZE:
     link_args += ["-fsanitize=address,undefined"]
 
 HEADERS = sorted(glob("csrc/*.h"))
-CSRC = sorted(glob("csrc/*.c"))
+CSRC = sorted(set(glob("csrc/*.c")) - {"csrc/tensor_ops.c"})  # which _unpickler has
 
 
 def extension(name: str, c_sources: list[str]) -> Extension:
@@ -55,7 +55,7 @@ setup(
             extension("_core", CSRC),
             extension("_arrays", []),
             extension("_source", []),
-            extension("_unpickler", []),
+            extension("_unpickler", ["csrc/tensor_ops.c"]),
             extension("_pickler", []),
         ],
         compiler_directives={

@@ -46,6 +46,6 @@ def test_convert(race: Race, big: Checkpoints, target: Path, old: str, new: str)
         ],
         check=big.check_file,
         before=remove,
-        rounds=9,
+        rounds=7,
         nbytes=big.nbytes,
     )

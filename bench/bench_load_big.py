@@ -71,7 +71,7 @@ def test_into_memory(race: Race, big: Checkpoints, suffix: str) -> None:
         Entry("load(mmap=False)", lambda: tensorio.load(path, mmap=False)),
         others,
         check=big.check,
-        rounds=15,
+        rounds=11,
         nbytes=big.nbytes,
     )
 

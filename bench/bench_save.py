@@ -95,7 +95,7 @@ def test_big(race: Race, big: Checkpoints, target: Path, suffix: str) -> None:
         others,
         check=big.check_file,
         before=_fresh(path.parent),
-        rounds=9,
+        rounds=7,
         nbytes=big.nbytes,
     )
 

@@ -97,6 +97,27 @@ cdef extern from "st_header.h" nogil:
     uint64_t tio_st_entry(uint8_t *out, const uint8_t *name, uint64_t name_len, int dtype,
                           const uint64_t *shape, unsigned rank, uint64_t begin, uint64_t end)
 
+cdef extern from "tensor_ops.h" nogil:
+    enum:
+        TIO_TENSOR_PUTS
+    ctypedef struct tio_tensor_ops:
+        uint32_t word
+        uint32_t cls
+        uint32_t location
+        uint32_t hooks
+        int64_t key_slot
+        uint64_t key_at
+        const uint8_t *key
+        uint32_t key_len
+        int requires_grad
+        unsigned rank
+        int64_t numel
+        int64_t offset
+        int64_t dims[128]
+        int64_t puts[6]
+        uint64_t end
+    int tio_tensor_ops_match(const uint8_t *buf, uint64_t len, uint64_t at, tio_tensor_ops *out)
+
 cdef extern from "zip_read.h" nogil:
     ctypedef struct tio_zip_archive:
         uint64_t n_records

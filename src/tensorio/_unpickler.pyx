@@ -31,6 +31,7 @@ from collections import Counter, OrderedDict
 
 from tensorio._csrc cimport *
 
+from tensorio._calls import CALLS as _CALLS
 from tensorio.allowlist import ALLOWED as _ALLOWED
 from tensorio.dtypes import BY_NAME as _BY_NAME
 from tensorio.errors import (
@@ -91,27 +92,18 @@ cdef enum Kind:
     K_REBUILD_V2
     K_REBUILD_V3
     K_REBUILD_PARAMETER
-    K_SIZE
-    K_DEVICE
     K_ORDERED_DICT
-    K_COUNTER
-    K_SET
-    K_FROZENSET
-    K_BYTES
-    K_BYTEARRAY
-    K_COMPLEX
-    K_ENCODE
+    K_CALL  # one of tensorio._calls
     K_NP_RECONSTRUCT
     K_NP_SCALAR
     K_NP_NDARRAY
     K_NP_DTYPE
 
-_KINDS = {
+cdef dict _KINDS = {
     "storage": K_STORAGE, "untyped": K_UNTYPED, "dtype": K_DTYPE, "rebuild": K_REBUILD, "rebuild_v2": K_REBUILD_V2,
-    "rebuild_v3": K_REBUILD_V3, "rebuild_parameter": K_REBUILD_PARAMETER, "size": K_SIZE, "device": K_DEVICE,
-    "ordered_dict": K_ORDERED_DICT, "counter": K_COUNTER, "set": K_SET, "frozenset": K_FROZENSET, "bytes": K_BYTES,
-    "bytearray": K_BYTEARRAY, "complex": K_COMPLEX, "encode": K_ENCODE, "np_reconstruct": K_NP_RECONSTRUCT,
-    "np_scalar": K_NP_SCALAR, "np_ndarray": K_NP_NDARRAY, "np_dtype": K_NP_DTYPE,
+    "rebuild_v3": K_REBUILD_V3, "rebuild_parameter": K_REBUILD_PARAMETER, "np_reconstruct": K_NP_RECONSTRUCT,
+    "np_scalar": K_NP_SCALAR, "np_ndarray": K_NP_NDARRAY, "np_dtype": K_NP_DTYPE, **dict.fromkeys(_CALLS, K_CALL),
+    "ordered_dict": K_ORDERED_DICT,
 }
 
 
@@ -181,11 +173,6 @@ ctypedef object (*make_view_fn)(PyObject *lease, int64_t dtype, int64_t rank, co
 cdef struct Seen:
     int64_t numel
     void *cls  # the storage class as which a record was mentioned first; borrowed from the table of globals
-
-
-cdef struct Fast:
-    Py_ssize_t at
-    int ok
 
 
 cdef class _Machine:
@@ -671,8 +658,9 @@ cdef class _Machine:
             return self.rebuild(args, 1)
         if kind == K_REBUILD_PARAMETER:
             return self.parameter(args)
-        if kind == K_ORDERED_DICT:
-            return self.ordered_dict(args)
+        if kind == K_ORDERED_DICT and PyTuple_GET_SIZE(args) == 0:
+            self.charge(COST_ORDERED_DICT)
+            return PyODict_New()
         try:
             return self.call_rare(kind, callee, args)
         except FormatError as error:
@@ -684,106 +672,24 @@ cdef class _Machine:
             raise
 
     cdef object call_rare(self, int kind, _Global callee, tuple args):
-        # What the functions below make is an object of fixed size, plus at most a copy of their first argument.
+        # What these make is an object of fixed size, plus at most a copy of their first argument.
         self.charge(COST_OPAQUE + (COST_ITEM * len(args[0]) if len(args) and hasattr(args[0], "__len__") else 0))
-        if kind == K_SIZE:
-            return self.size(args)
-        if kind == K_DEVICE:
-            return self.device(args)
-        if kind == K_COUNTER:
-            return self.counter(args)
-        if kind == K_SET or kind == K_FROZENSET:
-            return self.make_set(args, kind == K_FROZENSET)
-        if kind == K_ENCODE:
-            return self.encode(args)
-        if kind == K_BYTES:
-            if len(args):
-                self.wrong("bytes(): expected no arguments")
-            return b""
-        if kind == K_BYTEARRAY:
-            return self.make_bytearray(args)
-        if kind == K_COMPLEX:
-            if len(args) != 2 or type(args[0]) is not float or type(args[1]) is not float:
-                self.wrong("complex(): expected two floats")
-            return complex(args[0], args[1])
-        if kind == K_NP_RECONSTRUCT:
-            made = _rebuild_module().np_reconstruct(args)
-            self.unfilled[id(made)] = made
-            return made
+        if kind == K_CALL or kind == K_ORDERED_DICT:
+            return _CALLS[callee.kind_name](args, self.check)
         if kind == K_NP_SCALAR:
             return _rebuild_module().np_scalar(args)
-        if kind == K_NP_DTYPE:
-            dtype = _rebuild_module().np_dtype(args)
-            self.unfilled[id(dtype)] = dtype
-            return dtype
-        self.wrong(f"{callee.module}.{callee.name} is a tag and can't be called")
+        if kind == K_NP_RECONSTRUCT:
+            made = _rebuild_module().np_reconstruct(args)
+        elif kind == K_NP_DTYPE:
+            made = _rebuild_module().np_dtype(args)
+        else:
+            self.wrong(f"{callee.module}.{callee.name} is a tag and can't be called")
+        self.unfilled[id(made)] = made
+        return made
 
-    cdef object ordered_dict(self, tuple args):
-        cdef object d = PyODict_New()
-        cdef Py_ssize_t before
-        self.charge(COST_ORDERED_DICT)
-        if PyTuple_GET_SIZE(args) == 0:
-            return d
-        if len(args) != 1 or type(args[0]) is not list:  # how Python 2 wrote one: a list of pairs
-            self.wrong("OrderedDict(): expected a list of pairs")
-        for pair in <list> args[0]:
-            if (type(pair) is not list and type(pair) is not tuple) or len(pair) != 2:
-                self.wrong("OrderedDict(): expected a list of pairs")
-            self.check_key(pair[0])
-            before = len(d)
-            PyODict_SetItem(d, pair[0], pair[1])
-            if len(d) == before:
-                self.wrong("OrderedDict(): a key that occurs twice")
-        return d
-
-    cdef object counter(self, tuple args):
-        out = Counter()
-        if len(args) > 1 or (args and type(args[0]) is not dict):
-            self.wrong("Counter(): expected a dict")
-        if args:
-            dict.update(out, args[0])  # its keys were checked when they were set
-        return out
-
-    cdef object make_set(self, tuple args, bint frozen):
-        if len(args) > 1 or (args and type(args[0]) is not list and type(args[0]) is not tuple):
-            self.wrong("set(): expected a list")
-        for element in args[0] if args else ():
-            self.check_key(element)
-        return frozenset(*args) if frozen else set(*args)
-
-    cdef object size(self, tuple args):
-        if len(args) != 1 or (type(args[0]) is not tuple and type(args[0]) is not list):
-            self.wrong("torch.Size(): expected a tuple of ints")
-        for part in args[0]:
-            if not PyLong_CheckExact(part):
-                self.expected("an int in torch.Size()", part)
-        return Size(args[0])
-
-    cdef object device(self, tuple args):
-        if not 1 <= len(args) <= 2 or type(args[0]) is not str or not (len(args) == 1 or type(args[1]) is int):
-            self.wrong("torch.device(): expected a word and an int")
-        if len(args) == 2:
-            return Device(args[0], args[1])
-        word, _, index = (<str> args[0]).partition(":")
-        return Device(word, int(index)) if index.isdecimal() and len(index) < 6 else Device(args[0])
-
-    cdef object encode(self, tuple args):
-        if len(args) != 2 or type(args[0]) is not str or type(args[1]) is not str \
-                or args[1] not in ("latin1", "latin-1"):
-            self.wrong("_codecs.encode(): expected a string and 'latin1'")
-        try:
-            return (<str> args[0]).encode("latin-1")
-        except UnicodeEncodeError:
-            self.wrong("_codecs.encode(): expected characters below U+0100")
-
-    cdef object make_bytearray(self, tuple args):
-        if not args:
-            return bytearray()
-        if type(args[0]) is bytes and len(args) == 1:
-            return bytearray(args[0])
-        if type(args[0]) is str and len(args) == 2:
-            return bytearray(self.encode(args))
-        self.wrong("bytearray(): expected bytes")
+    def check(self, key):
+        """Refuse what is expensive to hash."""
+        self.check_key(key)
 
     # ------------------------------------------------------------- storages
 
@@ -1062,157 +968,58 @@ cdef class _Machine:
         return type(top) is _Global and (<_Global> top).kind == K_REBUILD_V2
 
     cdef bint fast_tensor(self) except -1:
-        """Take all of a plain tensor's opcodes at once, and make nothing but the tensor.
+        """Take all opcodes of a plain tensor at once, and make nothing but the tensor.
 
-        Called behind the MARK of a `_rebuild_tensor_v2` call. Looks for exactly
-        what torch's pickler writes::
-
-            ( storage-word class KEY memo location NUMEL t memo Q
-            OFFSET SIZE.. memo STRIDE.. memo requires_grad OrderedDict ) R memo t memo R
-
-        with the word, class, location and OrderedDict out of the memo. Anything
-        else is left to the slow path, which also words all errors in detail.
+        Called behind the MARK of a `_rebuild_tensor_v2` call. Bytes that are
+        anything else than `csrc/tensor_ops.h` describes are left to the slow
+        path, as are memo slots that hold something else.
         """
-        cdef Fast f
+        cdef tio_tensor_ops ops
         cdef tio_row row
-        cdef int64_t[2 * MAX_RANK] dims
-        cdef Py_ssize_t i, rank, at
-        cdef int64_t numel, first
-        cdef Py_ssize_t[6] slots
-        cdef object cls, key = None, other
-        cdef const char *text
-        cdef Py_ssize_t count, record
-        f.at = self.pos
-        f.ok = 1
-        self.fast_byte(&f, c"(")
-        other = self.fast_get(&f)
-        cls = self.fast_get(&f)
-        if not f.ok or type(cls) is not _Global or (<_Global> cls).kind != K_STORAGE or not _is_word(other, "storage"):
+        cdef _Global cls
+        cdef object key
+        cdef const uint8_t *text
+        cdef Py_ssize_t i, count, record
+        if not tio_tensor_ops_match(self.buf, <uint64_t> self.n, <uint64_t> self.pos, &ops):
             return False
-        at = f.at
-        if at + 5 <= self.n and self.buf[at] == c"X":
-            count = tio_load32(self.buf + at + 1)
-            text = <const char *> self.buf + at + 5
-            if count > self.n - at - 5 or tio_decimal(<const uint8_t *> text, count) < 0:
-                return False
-            f.at += 5 + count
-            slots[0] = self.fast_put(&f)
+        if not _is_word(self.peek(ops.word), "storage") or not PyUnicode_CheckExact(self.peek(ops.location)) \
+                or self.kind_at(ops.cls) != K_STORAGE or self.kind_at(ops.hooks) != K_ORDERED_DICT:
+            return False
+        if ops.key_slot < 0:
+            text, count = ops.key, <Py_ssize_t> ops.key_len
         else:
-            key = self.fast_get(&f)
-            if not f.ok or not PyUnicode_CheckExact(key):
+            key = self.peek(<Py_ssize_t> ops.key_slot)
+            if not PyUnicode_CheckExact(key):
                 return False
-            text = PyUnicode_AsUTF8AndSize(key, &count)
-            slots[0] = -1
-        if not PyUnicode_CheckExact(self.fast_get(&f)):
-            return False
-        numel = self.fast_int(&f)
-        self.fast_byte(&f, c"t")
-        slots[1] = self.fast_put(&f)
-        self.fast_byte(&f, c"Q")
-        first = self.fast_int(&f)
-        rank = self.fast_dims(&f, dims, &slots[2])
-        if not f.ok or self.fast_dims(&f, dims + rank, &slots[3]) != rank or f.at >= self.n:
-            return False
-        row.flags = TIO_ROW_REQUIRES_GRAD if self.buf[f.at] == 0x88 else 0
-        if self.buf[f.at] != 0x88 and self.buf[f.at] != 0x89:
-            return False
-        f.at += 1
-        other = self.fast_get(&f)
-        if not f.ok or type(other) is not _Global or (<_Global> other).kind != K_ORDERED_DICT:
-            return False
-        self.fast_byte(&f, c")")
-        self.fast_byte(&f, c"R")
-        slots[4] = self.fast_put(&f)
-        self.fast_byte(&f, c"t")
-        slots[5] = self.fast_put(&f)
-        self.fast_byte(&f, c"R")
-        if not f.ok:
-            return False
-        record = self.mention(<const uint8_t *> text, count, <_Global> cls, numel)
-        row.dtype = (<_Global> cls).dtype
-        row.rank = rank
-        self.geometry(first, record, (<_Global> cls).itemsize, &row, dims)
-        other = self.tensor(&row, dims)
-        for i in range(6):
-            if slots[i] >= 0:
-                self.memo_set(slots[i], <PyObject *> <size_t> (2 * at + 1 if i == 0 else 1))
-        self.pos = f.at
+            text = <const uint8_t *> PyUnicode_AsUTF8AndSize(key, &count)
+        cls = <_Global> self.peek(ops.cls)
+        record = self.mention(text, count, cls, ops.numel)
+        row.flags = TIO_ROW_REQUIRES_GRAD if ops.requires_grad else 0
+        row.dtype = cls.dtype
+        row.rank = ops.rank
+        self.geometry(ops.offset, record, cls.itemsize, &row, ops.dims)
+        made = self.tensor(&row, ops.dims)
+        for i in range(TIO_TENSOR_PUTS):
+            if ops.puts[i] >= 0:
+                self.memo_set(<Py_ssize_t> ops.puts[i], <PyObject *> <size_t> (1 if i else 2 * ops.key_at + 1))
+        self.pos = <Py_ssize_t> ops.end
         self.drop(self.sp - 1)
-        self.push(other)
+        self.push(made)
         return True
 
-    cdef inline int fast_byte(self, Fast *f, uint8_t want) noexcept:
-        if not f.ok or f.at >= self.n or self.buf[f.at] != want:
-            f.ok = 0
-        else:
-            f.at += 1
-        return 0
-
-    cdef inline object fast_get(self, Fast *f):
-        """A BINGET or LONG_BINGET of a slot that holds an object; None if there is none."""
-        cdef Py_ssize_t slot = self.fast_slot(f, c"h", c"j")
-        if slot < 0 or slot >= self.memo_room or self.memo[slot] == NULL or <size_t> self.memo[slot] & 1:
-            if slot >= 0 and slot < self.memo_room and <size_t> self.memo[slot] >> 1 and <size_t> self.memo[slot] & 1:
-                self.revive(slot)
-            else:
-                f.ok = 0
+    cdef inline object peek(self, Py_ssize_t slot):
+        """What a memo slot holds; None if nothing, or nothing that was made."""
+        if slot >= self.memo_room or self.memo[slot] == NULL:
+            return None
+        if <size_t> self.memo[slot] & 1:
+            if <size_t> self.memo[slot] == 1:
                 return None
+            self.revive(slot)
         return <object> self.memo[slot]
 
-    cdef inline Py_ssize_t fast_put(self, Fast *f) noexcept:
-        """The slot of a BINPUT or LONG_BINPUT."""
-        return self.fast_slot(f, c"q", c"r")
-
-    cdef inline Py_ssize_t fast_slot(self, Fast *f, uint8_t short_op, uint8_t long_op) noexcept:
-        cdef Py_ssize_t slot
-        if f.ok and f.at + 2 <= self.n and self.buf[f.at] == short_op:
-            slot = self.buf[f.at + 1]
-            f.at += 2
-            return slot
-        if f.ok and f.at + 5 <= self.n and self.buf[f.at] == long_op:
-            slot = tio_load32(self.buf + f.at + 1)
-            f.at += 5
-            return slot
-        f.ok = 0
-        return -1
-
-    cdef inline int64_t fast_int(self, Fast *f) noexcept:
-        """A BININT1, BININT2 or non-negative BININT."""
-        cdef int64_t value
-        cdef const uint8_t *p = self.buf + f.at
-        cdef Py_ssize_t left = self.n - f.at
-        if f.ok and left >= 2 and p[0] == c"K":
-            f.at += 2
-            return p[1]
-        if f.ok and left >= 3 and p[0] == c"M":
-            f.at += 3
-            return p[1] | p[2] << 8
-        if f.ok and left >= 5 and p[0] == c"J":
-            value = <int32_t> tio_load32(p + 1)
-            f.at += 5
-            if value >= 0:
-                return value
-        f.ok = 0
-        return 0
-
-    cdef Py_ssize_t fast_dims(self, Fast *f, int64_t *dims, Py_ssize_t *slot) noexcept:
-        """A tuple of ints and its memo slot (the empty tuple has none); its length."""
-        cdef Py_ssize_t rank = 0, most = 3
-        slot[0] = -1
-        if f.ok and f.at < self.n and self.buf[f.at] == c")":
-            f.at += 1
-            return 0
-        if f.ok and f.at < self.n and self.buf[f.at] == c"(":
-            f.at += 1
-            most = MAX_RANK
-        while f.ok and rank < most and f.at < self.n and self.buf[f.at] in (c"K", c"M", c"J"):
-            dims[rank] = self.fast_int(f)
-            rank += 1
-        if rank == 0:
-            f.ok = 0
-        self.fast_byte(f, c"t" if most == MAX_RANK else <uint8_t> (0x84 + rank))
-        slot[0] = self.fast_put(f)
-        return rank
+    cdef inline int kind_at(self, Py_ssize_t slot) except -1:
+        cdef object held = self.peek(slot)
+        return (<_Global> held).kind if type(held) is _Global else K_OPAQUE
 
     # ---------------------------------------------------------------- state
 
