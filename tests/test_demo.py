@@ -221,11 +221,13 @@ def test_state_dict_has_numbers_and_tensors_that_do_not_alias(tmp_path: Path) ->
 def test_meter_sees_memory_that_is_gone_at_the_end() -> None:
     with _memory.Meter() as meter:
         block = np.ones(32 * MIB, np.uint8)
-        time.sleep(5 * _memory.SAMPLE_SECONDS)
+        give_up = time.monotonic() + 30
+        while meter._most - meter._before < 30 * MIB and time.monotonic() < give_up:  # until a sample was taken
+            time.sleep(_memory.SAMPLE_SECONDS)
         del block
     assert meter.grown is not None
     assert 30 * MIB < meter.grown < 64 * MIB
-    assert meter.wall >= 5 * _memory.SAMPLE_SECONDS
+    assert meter.wall > 0
     assert meter.cpu > 0
 
 
