@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[TABLE] = Table()
     if config.getoption("benchmark_only", False):
         config.option.benchmark_enable = True  # who asks for them means it, though the project's settings disable them
-    config.option.benchmark_quiet = True  # our table says it shorter; with -v, pytest-benchmark's comes, too
+    config.option.benchmark_quiet = True  # our table says it shorter; --benchmark-verbose overrides
 
 
 def is_quick(config: pytest.Config) -> bool:
@@ -69,8 +69,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def _asked_for(config: pytest.Config) -> bool:
-    """Whether benches were named on the command line."""
-    return any(BENCH in (p := Path(arg.split("::")[0]).resolve()).parents or p == BENCH for arg in config.args)
+    """Whether benches were named on the command line, rather than run among all tests."""
+    named = [Path(arg.split("::")[0]).resolve() for arg in config.invocation_params.args if not arg.startswith("-")]
+    return any(path == BENCH or BENCH in path.parents for path in named)
 
 
 @pytest.fixture(scope="session")

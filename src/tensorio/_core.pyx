@@ -53,6 +53,8 @@ cdef object _fault(const tio_error *err, str record=None):
     message = err.what.decode("ascii")
     if err.want or err.got:
         message = f"{message}: expected {err.want}, found {err.got}"
+    if err.code == TIO_TRUNCATED:
+        message += "; the file is incomplete: copy or download it again"
     return _CLASSES.get(err.code, _errors.FormatError)(message, offset=err.offset, record=record)
 
 

@@ -124,10 +124,9 @@ def _naming(path: str | bytes) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is not None:
-            error.filename = os.fsdecode(path)
-            error.filename2 = None
-        raise
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fsdecode(path)) from error  # of the class that goes with errno
 
 
 def _preallocate(fd: int, nbytes: int) -> None:
