@@ -160,6 +160,17 @@ def view(Lease lease not None, int dtype, shape, strides, int64_t offset, int64_
     return _make(lease, dtype, rank, dims, steps, offset, nbytes)
 
 
+def view_row(rows, dims, Py_ssize_t row, Lease lease not None):
+    """Return the array of one row of a table, for a tensor of one chunk; see `views`."""
+    cdef const int64_t[::1] pool = dims if len(dims) else _EMPTY
+    cdef const int64_t[::1] cells = rows
+    cdef const tio_row *r
+    if not 0 <= row < len(rows) // <Py_ssize_t> (sizeof(tio_row) // 8):
+        raise IndexError(row)
+    r = <const tio_row *> &cells[0] + row
+    return _make(lease, r.dtype, r.rank, &pool[0] + r.dims, &pool[0] + r.dims + r.rank, r.offset, r.nbytes)
+
+
 def views(rows, dims, list leases not None):
     """Return one array per row, in row order, for tables whose tensors have one chunk each.
 

@@ -155,11 +155,14 @@ def crc32(buffer, uint32_t value=0):
     At memory speed on CPUs with carry-less multiplication; releases the GIL
     from 32 KiB on.
     """
-    cdef _Buffer data = _Buffer(buffer)
-    if data.nbytes < NOGIL_FROM:
-        return tio_crc32(value, data.ptr, data.nbytes)
-    with nogil:
-        value = tio_crc32(value, data.ptr, data.nbytes)
+    cdef Py_buffer raw
+    PyObject_GetBuffer(buffer, &raw, PyBUF_SIMPLE)
+    if raw.len < NOGIL_FROM:
+        value = tio_crc32(value, <const uint8_t *> raw.buf, <size_t> raw.len)
+    else:
+        with nogil:
+            value = tio_crc32(value, <const uint8_t *> raw.buf, <size_t> raw.len)
+    PyBuffer_Release(&raw)
     return value
 
 

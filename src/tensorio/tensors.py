@@ -157,6 +157,18 @@ class Table:
             raise TensorNotFoundError.among(fqn, self.names)
         return int(found)
 
+    def flags(self, row: int) -> int:
+        """Return the flags of one row."""
+        return self.rows[row * ROW + 1]
+
+    def storage_of(self, row: int) -> int:
+        """Return the storage index of a row of one chunk."""
+        return self.rows[row * ROW + 4]
+
+    def chunk_count(self, row: int) -> int:
+        """Return the number of chunks of one row."""
+        return self.rows[row * ROW + 7]
+
     def info(self, row: int, fqn: str | None = None) -> TensorInfo:
         """Unpack one row."""
         name = self.names[row] if fqn is None else fqn

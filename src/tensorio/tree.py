@@ -102,6 +102,8 @@ def fqns(root: object, budget: int) -> list[tuple[str, Path, int]]:
         ``""``; a name that is taken gets ``#2``, ``#3``, ... One row may have
         several names: the tensor was saved under each.
     """
+    if isinstance(root, dict) and all(type(key) is str and is_leaf(child) for key, child in root.items()):
+        return [(key, (key,), child.row) for key, child in root.items()]  # most files: one level, no budget needed
     out: list[tuple[str, Path, int]] = []
     taken: dict[str, int] = {}
     left = budget

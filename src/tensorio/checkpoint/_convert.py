@@ -104,7 +104,8 @@ def _gathered(checkpoint: Checkpoint, info: TensorInfo) -> Iterator[memoryview]:
     """Elements of a strided view in C order; conjugation and negation are done a piece at a time, too."""
     from tensorio._rebuild import lazy_bits
 
-    plain = checkpoint._array(info._replace(flags=0))
+    table = checkpoint._table
+    plain = checkpoint._plain(table, table.row_of(info.fqn))
     conj, neg = bool(info.flags & CONJ), bool(info.flags & NEG)
     yield from c_order(plain, partial(lazy_bits, conj=conj, neg=neg) if conj or neg else None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from os import cpu_count
@@ -22,6 +22,11 @@ __all__ = ["Report", "verify_opened"]
 
 # Bytes of a stored record that one thread checks at a time.
 PART = 32 << 20
+# Up to this many bytes, a record is looked at in one piece.
+SMALL = 64 << 10
+# Bytes of small records that make one task, and what a record costs beside its bytes, in bytes checked in that time.
+TASK = 4 << 20
+PART_COST = 16 << 10
 # Bytes unpacked at a time.
 PIECE = 1 << 20
 
@@ -73,15 +78,16 @@ def verify_opened(opened: Opened, name: str, progress: Progress | None = None) -
     report.records = len(records)
     report.unchecked = sum(r.nbytes for r in records if r.crc32 is None)
     due = [r for r in records if r.crc32 is not None]
-    parts = [part for i, record in enumerate(due) for part in _parts(i, record)]
+    tasks = list(_tasks(part for i, record in enumerate(due) for part in _parts(i, record)))
     total = sum(r.nbytes for r in due)
     storage = opened.storages[0]
     actual: list[int | TensorIOError] = [0] * len(due)
     with ThreadPoolExecutor(cpu_count() or 1) as pool:
-        results = pool.map(lambda part: _checksum(storage, due[part.record], part), parts)
-        for part, crc in zip(parts, results, strict=True):
-            actual[part.record] = _joined(actual[part.record], crc, part.nbytes)
-            report.checked += part.nbytes
+        results = pool.map(lambda task: [_checksum(storage, due[part.record], part) for part in task], tasks)
+        for task, crcs in zip(tasks, results, strict=True):
+            for part, crc in zip(task, crcs, strict=True):
+                actual[part.record] = _joined(actual[part.record], crc, part.nbytes)
+                report.checked += part.nbytes
             if progress is not None:
                 progress(report.checked, total)
     for record, found in zip(due, actual, strict=True):
@@ -110,6 +116,20 @@ def _parts(i: int, record: StoredRecord) -> Iterator[_Part]:
         yield _Part(i, at, min(PART, end - at))
 
 
+def _tasks(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
+    """Put small parts together, so that handing work to a thread costs little beside the work."""
+    task: list[_Part] = []
+    size = 0
+    for part in parts:
+        task.append(part)
+        size += part.nbytes + PART_COST
+        if size >= TASK:
+            yield task
+            task, size = [], 0
+    if task:
+        yield task
+
+
 def _joined(before: int | TensorIOError, crc: int | TensorIOError, nbytes: int) -> int | TensorIOError:
     if isinstance(before, TensorIOError) or isinstance(crc, TensorIOError):
         return crc
@@ -119,6 +139,8 @@ def _joined(before: int | TensorIOError, crc: int | TensorIOError, nbytes: int) 
 def _checksum(storage: Storage, record: StoredRecord, part: _Part) -> int | TensorIOError:
     """The CRC-32 of a part of a record, or of all its unpacked bytes, or why it can't be had."""
     if not record.deflated:
+        if part.nbytes <= SMALL:
+            return _core.crc32(storage.view()[part.offset : part.offset + part.nbytes])
         crc = 0
         for piece in storage.stream(part.offset, part.nbytes):
             crc = _core.crc32(piece, crc)

@@ -1,19 +1,22 @@
-"""The user's objects as tensors to be written, for formats that hold names and tensors only."""
+"""The user's objects as tensors to be written, for formats that hold names and tensors only.
+
+Needs NumPy: imported when something is written, not with the formats.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from tensorio import _source
 from tensorio.arraylike import as_numpy, is_tensor
 from tensorio.dtypes import BY_NAME, DTYPES, of_numpy
 from tensorio.errors import TensorMismatchError, UnsupportedError, escaped
 from tensorio.plan import PIECE, Payloads
-
-if TYPE_CHECKING:
-    import numpy as np
 
 __all__ = ["Items", "c_order", "items_of", "native"]
 
@@ -66,9 +69,7 @@ def items_of(obj: object) -> Items:
     others: list[str] = []
     items = Items()
     for name, leaf in _leaves(obj):
-        if is_tensor(leaf):
-            _add(items, name, leaf)
-        else:
+        if not _add(items, name, leaf):
             others.append(f"{escaped(name)} ({type(leaf).__name__})")
     if others:
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
@@ -98,7 +99,7 @@ def _leaves(root: Mapping[Any, object]) -> Iterator[tuple[str, object]]:
             continue
         name = f"{prefix}.{step[0]}" if prefix else str(step[0])
         child = step[1]
-        nested = _children(child)
+        nested = None if hasattr(child, "shape") else _children(child)  # tensors first: asking for a Mapping is slow
         if nested is None:
             yield name, child
         elif id(child) in open_ids:
@@ -116,20 +117,22 @@ def _children(obj: object) -> Iterator[tuple[Any, object]] | None:
     return None
 
 
-def _add(items: Items, name: str, tensor: Any) -> None:
-    """Append one tensor; its bytes stay where they are if they are in C order, else they are copied when written."""
+def _add(items: Items, name: str, tensor: Any) -> bool:
+    """Append one tensor, whose bytes stay where they are if they are in C order; False for anything else."""
+    if type(tensor) is np.ndarray:
+        _add_numpy(items, name, tensor)
+        return True
+    if not is_tensor(tensor):
+        return False
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
         _add_torch(items, name, tensor)
-        return
-    import numpy as np
-
-    _add_numpy(items, name, tensor if isinstance(tensor, np.ndarray) else as_numpy(tensor))
+    else:
+        _add_numpy(items, name, tensor if isinstance(tensor, np.ndarray) else as_numpy(tensor))
+    return True
 
 
 def _add_numpy(items: Items, name: str, array: np.ndarray[Any, Any]) -> None:
-    from tensorio import _source
-
     code, shape, nbytes, address, in_order = _source.describe_array(array)
     if code < 0:
         row = of_numpy(array.dtype)
@@ -158,8 +161,6 @@ def c_order(array: np.ndarray[Any, Any], finish: Callable[[Any], Any] | None = N
     finish : callable, optional
         Applied to each piece, e.g. ``np.conj``.
     """
-    import numpy as np
-
     if array.nbytes <= PIECE or array.ndim == 0:
         piece = np.ascontiguousarray(array if finish is None else finish(array))
         yield memoryview(piece.reshape(-1).view(np.uint8)) if piece.size else memoryview(b"")  # type: ignore[arg-type]
@@ -170,8 +171,6 @@ def c_order(array: np.ndarray[Any, Any], finish: Callable[[Any], Any] | None = N
 
 
 def _add_torch(items: Items, name: str, tensor: Any) -> None:
-    from tensorio import _source
-
     described = _source.describe_torch(tensor)
     if described is None or not described[4]:
         tensor = _plain_torch(name, tensor)

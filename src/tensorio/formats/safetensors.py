@@ -21,13 +21,13 @@ from tensorio import _core
 from tensorio.dtypes import BY_NAME
 from tensorio.errors import HeaderError, TensorMismatchError, UnsupportedError, escaped
 from tensorio.formats._base import Opened, OpenOptions, SaveOptions, StoredRecord
-from tensorio.formats._items import Items, items_of
 from tensorio.plan import FlatPlan
 from tensorio.tensors import Table
 
 if TYPE_CHECKING:
     from array import array
 
+    from tensorio.formats._items import Items
     from tensorio.storage import Storage
 
 NAME = "safetensors"
@@ -134,6 +134,8 @@ def _require_reference_layout(header: bytes, table: Table, pairs: list[tuple[str
 
 def plan(obj: object, options: SaveOptions) -> FlatPlan:
     """Lay out a mapping of names to tensors, as the reference orders them: by dtype, widest first, then by name."""
+    from tensorio.formats._items import items_of  # needs NumPy, which reading headers does not
+
     return plan_items(items_of(obj), options)
 
 

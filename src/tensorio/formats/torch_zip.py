@@ -27,7 +27,6 @@ from tensorio import _core
 from tensorio.dtypes import DTYPES
 from tensorio.errors import HeaderError, UnsupportedError, error_context, escaped
 from tensorio.formats._base import Opened, OpenOptions, SaveOptions, StoredRecord
-from tensorio.formats._items import c_order, native
 from tensorio.formats._zip import Archive, ZipPlan
 from tensorio.plan import Payloads
 from tensorio.storage import LazyStorage
@@ -246,6 +245,7 @@ def load(storage: Storage, options: OpenOptions) -> object:
 def plan(obj: object, options: SaveOptions) -> ZipPlan:
     """Lay out what ``torch.save`` would write for `obj`."""
     from tensorio import _pickler
+    from tensorio.formats._items import c_order, native
 
     payloads = Payloads()
     data, _, payloads.addresses, payloads.sizes, payloads.keep, made = _pickler.dumps(obj, compact=options.compact)
