@@ -16,6 +16,7 @@ import pytest
 
 import cases
 import tensorio
+from conftest import open_descriptors
 from tensorio import output
 
 SMALL = {"x": np.arange(6, dtype="f4").reshape(2, 3), "y": np.arange(5, dtype="u1")}
@@ -323,12 +324,12 @@ def test_missing_folder_is_said_with_the_name_asked_for(tmp_path: Path) -> None:
 
 
 def test_descriptors_are_closed(target: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     for _ in range(3):
         tensorio.save(LARGE, target)
         with pytest.raises(RuntimeError):
             output.write_plan(Planned(b"x", nbytes=9, error=RuntimeError()), target)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before
 
 
 def test_durable_syncs_file_then_name_then_folder(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
