@@ -17,6 +17,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 import hexfile
 
@@ -141,7 +142,7 @@ def safetensors_bytes(tensors: Mapping[str, Array], metadata: Mapping[str, str] 
 
 def torch_bytes(obj: Any) -> bytes:
     """What ``torch.save`` makes of an object whose arrays become tensors."""
-    import torch
+    torch = pytest.importorskip("torch", reason="the file is made by torch.save")
 
     buffer = io.BytesIO()
     torch.save(as_torch(obj), buffer)
@@ -150,7 +151,7 @@ def torch_bytes(obj: Any) -> bytes:
 
 def as_torch(obj: Any) -> Any:
     """The same tree with torch tensors at the arrays."""
-    import torch
+    torch = pytest.importorskip("torch", reason="the tree is of torch tensors")
 
     if isinstance(obj, np.ndarray):
         name = obj.dtype.name

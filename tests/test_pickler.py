@@ -333,6 +333,11 @@ CHOSEN: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
+if sys.version_info >= (3, 13):  # whose own pickler spells attributes of classes otherwise at protocol 2
+    for kind in ("types", "methods", "new_arguments"):
+        del CHOSEN[kind]
+
+
 @pytest.mark.parametrize("make", CHOSEN.values(), ids=CHOSEN.keys())
 def test_object_has_the_standard_librarys_pickle(make: Callable[[], Any]) -> None:
     assert dumped(make()) == expected(make())

@@ -126,7 +126,7 @@ cdef int64_t _raw_shape(cnp.npy_intp *raw, int64_t rank, const int64_t *shape, i
 
 cdef object _make_borrowed(PyObject *lease, int64_t dtype, int64_t rank, const int64_t *shape,
                            const int64_t *strides, int64_t offset, int64_t nbytes):
-    return _make(<Lease> lease, dtype, rank, shape, strides, offset, nbytes)
+    return _make(<Lease?> <object> lease, dtype, rank, shape, strides, offset, nbytes)
 
 
 # How the pickle machine reaches `_make` without importing NumPy at load time.

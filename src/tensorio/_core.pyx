@@ -6,6 +6,7 @@ the input may be large), turns a status into an exception, builds the result
 in one batch, and releases the buffer. Rows that only C reads travel as opaque
 bytearrays.
 """
+cimport cython
 from cpython cimport array
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE
@@ -23,8 +24,7 @@ from tensorio._csrc cimport *
 cdef extern from "Python.h":
     str PyUnicode_DecodeUTF8(const char *s, Py_ssize_t size, const char *errors)
     const char *PyUnicode_AsUTF8AndSize(object s, Py_ssize_t *size) except NULL
-    object PyMemoryView_FromMemory(char *mem, Py_ssize_t size, int flags)
-    enum: PyBUF_READ
+    int PyBuffer_FillInfo(Py_buffer *view, object exporter, void *buf, Py_ssize_t n, int readonly, int flags) except -1
 
 cdef enum:
     NOGIL_FROM = 32768  # bytes; below it, letting go of the GIL costs more than the work
@@ -94,9 +94,25 @@ def touch(buffer):
             p[data.nbytes - 1]
 
 
-def memory(uintptr_t address, Py_ssize_t nbytes):
-    """Return a read-only view of memory that the caller keeps alive."""
-    return PyMemoryView_FromMemory(<char *> address, nbytes, PyBUF_READ) if nbytes else memoryview(b"")
+@cython.final
+cdef class _Memory:
+    """Exports memory of somebody else's, and keeps that object alive for as long as there are views."""
+    cdef object owner
+    cdef void *ptr
+    cdef Py_ssize_t nbytes
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.ptr, self.nbytes, 1, flags)
+
+
+def memory(uintptr_t address, Py_ssize_t nbytes, owner):
+    """Return a read-only view of memory that lives as long as `owner` does, which the view keeps alive."""
+    cdef _Memory out
+    if nbytes == 0:
+        return memoryview(b"")
+    out = _Memory.__new__(_Memory)
+    out.owner, out.ptr, out.nbytes = owner, <void *> address, nbytes
+    return memoryview(out)
 
 
 def gather(addresses, sizes, Py_ssize_t first, uint64_t limit, uint64_t small):

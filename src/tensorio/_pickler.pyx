@@ -46,6 +46,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     BATCH = 1000  # items per APPENDS and SETITEMS, as CPython's _pickle.c
+    MAX_DEPTH = 2000  # levels: about 1 KiB of a thread's stack each, of which some have 2 MiB
 
 cdef array.array _Q = _array.array("q")
 cdef int REQUIRES_GRAD = TIO_ROW_REQUIRES_GRAD
@@ -130,6 +131,7 @@ cdef class _Pickler:
     cdef uint32_t *numbers
     cdef Py_ssize_t mask, used
     cdef uint32_t next_index
+    cdef int depth
     cdef readonly list keep
     cdef readonly dict made  # piece -> array that must be copied to be written
     cdef Piece *pieces
@@ -314,9 +316,13 @@ cdef class _Pickler:
             return self.save_str(<str> obj)
         if Py_EnterRecursiveCall(" while saving an object") != 0:
             return -1
+        self.depth += 1
         try:
+            if self.depth > MAX_DEPTH:
+                raise RecursionError(f"maximum recursion depth exceeded: over {MAX_DEPTH} levels while saving an object")
             return self.save_more(obj, kind)
         finally:
+            self.depth -= 1
             Py_LeaveRecursiveCall()
 
     cdef int save_more(self, object obj, type kind) except -1:
@@ -651,7 +657,12 @@ cdef class _Pickler:
         if self.grouped is None:
             piece = self.new_piece(space, lo, hi - lo)
         else:
+            # Reductions are asked again, and other threads run meanwhile: the spans of both runs must correspond.
+            if self.n_spans >= self.grouped.n_spans:
+                raise UnsupportedError("the object changed while it was saved")
             found = &self.grouped.spans[self.n_spans]
+            if found.space != space or found.dtype != dtype or found.hi - found.lo != hi - lo:
+                raise UnsupportedError("the object changed while it was saved")
             # Of the first run, whose copies of odd arrays are at other places than this one's.
             first[0] = (found.lo - found.group_lo) // _ITEMSIZE[dtype]
             piece = self.group_pieces[found.group]

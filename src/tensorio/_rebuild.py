@@ -12,28 +12,42 @@ from typing import Any
 
 import numpy as np
 
-from tensorio.errors import HeaderError, UnsupportedError, escaped
+from tensorio.errors import HeaderError, LimitError, UnsupportedError, escaped
 
 __all__ = ["lazy_bits", "np_dtype", "np_dtype_state", "np_reconstruct", "np_scalar", "np_state"]
 
 # One letter of a plain type, or O for arrays of Python objects, and its width in bytes.
-_TYPE = re.compile(r"(?:[biufcSUV?mM]\d{0,9}|O8?)\Z")
+# Not M and m: NumPy (2.4) crashes on a state without a unit, and one with a unit is refused below.
+_TYPE = re.compile(r"(?:[biufcSUV?]\d{0,9}|O8?)\Z")
 _ORDERS = ("<", ">", "|", "=")
+_MAX_NESTED = 64  # arrays of objects in one another
 _MAX_ELEMENT = 1 << 20  # bytes of one string or void element
 
 
 def lazy_bits(array: Any, conj: bool, neg: bool) -> Any:
-    """Return the values of an array whose conjugation or negation torch left undone (a copy)."""
-    if conj:
-        array = np.conj(array)
-    return np.negative(array) if neg else array
+    """Return the values of an array whose conjugation or negation torch left undone (a copy).
+
+    What an expanded tensor says many times is computed once.
+    """
+    once = array[tuple(slice(0, 1) if step == 0 else slice(None) for step in array.strides)]
+    try:
+        if conj:
+            once = np.conj(once)
+        if neg:
+            once = np.negative(once)
+        return once if once.shape == array.shape else np.broadcast_to(once, array.shape)
+    except TypeError:
+        raise UnsupportedError(f"a tensor of {array.dtype} whose negation or conjugation was left undone") from None
 
 
 def np_dtype(args: tuple[Any, ...]) -> np.dtype[Any]:
     """Answer ``numpy.dtype(letter, align, copy)`` with a fresh dtype."""
     if not 1 <= len(args) <= 3 or type(args[0]) is not str or not _TYPE.match(args[0]):
         raise UnsupportedError(f"NumPy dtype {escaped(args[0] if args else '')} in a pickle: expected a plain type")
-    dtype: np.dtype[Any] = np.dtype(args[0], False, True)
+    try:
+        dtype: np.dtype[Any] = np.dtype(args[0], False, True)
+    except TypeError:
+        raise UnsupportedError(f"NumPy dtype {escaped(args[0])} in a pickle: NumPy has no such type") from None
     if dtype.itemsize > _MAX_ELEMENT:
         raise UnsupportedError(f"NumPy dtype of {dtype.itemsize} bytes per element")
     return dtype
@@ -63,8 +77,19 @@ def np_reconstruct(args: tuple[Any, ...]) -> np.ndarray[Any, Any]:
     return np.empty(0, np.int8)
 
 
-def np_state(array: np.ndarray[Any, Any], state: Any) -> None:
-    """Fill an array made by `np_reconstruct`, once the state is proven to fit its bytes."""
+def np_state(
+    array: np.ndarray[Any, Any], state: Any, unfilled: dict[int, Any], nested: dict[int, tuple[Any, int]]
+) -> None:
+    """Fill an array made by `np_reconstruct`, once the state is proven to fit its bytes.
+
+    Parameters
+    ----------
+    unfilled : dict
+        By id, the arrays that are still to be filled.
+    nested : dict
+        By id, (array of objects, levels of such arrays in it): NumPy frees them recursively,
+        and a thread's stack ends after some thousand.
+    """
     if type(state) is not tuple or len(state) != 5 or not _is_int(state[0]) or state[0] != 1:
         raise HeaderError("NumPy array in a pickle: expected a state (1, shape, dtype, order, data)")
     _, shape, dtype, fortran, data = state
@@ -83,6 +108,14 @@ def np_state(array: np.ndarray[Any, Any], state: Any) -> None:
         fits = len(data) == want and math.prod(n for n in shape if n) * dtype.itemsize < 1 << 63
     if not fits:
         raise HeaderError(f"NumPy array in a pickle: expected {want} bytes of data for shape {str(shape)[:80]}")
+    if dtype.hasobject:
+        inner = [part for part in data if type(part) is np.ndarray]
+        if any(part is array or id(part) in unfilled for part in inner):
+            raise UnsupportedError("NumPy array of objects in a pickle: it holds an array that has no contents yet")
+        depth = 1 + max([nested[id(part)][1] for part in inner if id(part) in nested], default=0)
+        if depth > _MAX_NESTED:
+            raise LimitError(f"NumPy arrays of objects in one another: over {_MAX_NESTED} levels")
+        nested[id(array)] = (array, depth)
     array.__setstate__((1, shape, dtype, bool(fortran), data))  # type: ignore[arg-type]
 
 
@@ -93,7 +126,10 @@ def np_scalar(args: tuple[Any, ...]) -> Any:
     dtype, data = args[0], _bytes_of(args[1])
     if len(data) != dtype.itemsize:
         raise HeaderError(f"NumPy scalar in a pickle: expected {dtype.itemsize} bytes")
-    return np.frombuffer(data, dtype)[0]
+    try:
+        return np.frombuffer(data, dtype)[0]
+    except (ValueError, SystemError):  # characters above U+10FFFF
+        raise HeaderError("NumPy scalar in a pickle: its bytes are no value of its type") from None
 
 
 def _is_int(value: object) -> bool:

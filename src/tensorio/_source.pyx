@@ -50,7 +50,7 @@ cdef int of_array(object array, Tensor *t) except -1:
         t.shape[i] = a.shape[i]
         t.strides[i] = a.strides[i] // t.itemsize if a.strides[i] > 0 and t.itemsize else 0
         if a.shape[i] > 1 and t.reach >= 0:
-            if a.strides[i] < 0 or a.strides[i] % t.itemsize:
+            if a.strides[i] < 0 or t.itemsize == 0 or a.strides[i] % t.itemsize:
                 t.reach = -1
             else:
                 t.reach += (a.shape[i] - 1) * a.strides[i]
@@ -158,8 +158,12 @@ def describe_torch(tensor):
     if t.dtype < 0:
         return None
     in_order = not t.flags & 12 and tensor.is_contiguous()
-    if t.numel and in_order:
+    if t.numel:
+        if in_order:
+            t.reach = t.numel * t.itemsize
+        else:
+            of_torch(tensor, &t)  # torch copies without looking
         held = <int64_t> tensor.untyped_storage().nbytes()
-        if (<int64_t> tensor.storage_offset() + t.numel) * t.itemsize > held:
+        if <int64_t> tensor.storage_offset() * t.itemsize + t.reach > held:
             raise _UnsupportedError("a torch tensor is larger than its storage, which was resized; nothing to save")
     return t.dtype, tuple([t.shape[i] for i in range(t.rank)]), t.numel * t.itemsize, t.address, in_order

@@ -44,6 +44,7 @@ cdef type _Size = Size
 cdef type _TorchDType = TorchDType
 cdef type _Device = Device
 cdef type _Counter = Counter
+cdef tuple _SIZED = (str, bytes, list, tuple, dict)  # what the functions of tensorio._calls copy
 
 cdef extern from "Python.h":
     object PyUnicode_DecodeUTF8(const char *s, Py_ssize_t size, const char *errors)
@@ -233,6 +234,7 @@ cdef class _Machine:
     cdef Py_ssize_t bare_storages  # mentioned, less those that tensors were made of
     cdef int64_t budget  # bytes that may still be made
     cdef dict opaque
+    cdef dict nested  # by id: (array of objects, how deep such arrays lie in it)
     cdef dict unfilled  # NumPy arrays and dtypes that may still be given a state, by id
     cdef readonly list refused
 
@@ -261,6 +263,7 @@ cdef class _Machine:
         self.wanted = wanted
         self.opaque = {}
         self.unfilled = {}
+        self.nested = {}
         self.refused = []
         # A third of what is promised is left for what this does not count: the stack, the memo, fragmentation.
         self.budget = (BUDGET_FIXED + BUDGET_PER_BYTE * <int64_t> self.n) // 3 * 2
@@ -423,10 +426,13 @@ cdef class _Machine:
         tuples, empty hooks): if a pickle does, it is run again without the fast
         path.
         """
-        cdef Py_ssize_t at = <Py_ssize_t> (<size_t> self.memo[index] >> 1)
+        cdef Py_ssize_t count, at = <Py_ssize_t> (<size_t> self.memo[index] >> 1)
         if at == 0:
             raise _Restart
-        key = PyUnicode_DecodeUTF8(<const char *> self.buf + at + 5, tio_load32(self.buf + at + 1), NULL)
+        count = tio_load32(self.buf + at + 1)
+        if count > self.n - at - 5:  # it was checked, but a mapped file or the caller's buffer may change meanwhile
+            self.wrong("the pickle changed while it was read")
+        key = PyUnicode_DecodeUTF8(<const char *> self.buf + at + 5, count, NULL)
         Py_INCREF(key)
         self.memo[index] = <PyObject *> key
         return 0
@@ -436,7 +442,14 @@ cdef class _Machine:
             self.wrong(f"memo slot {index} was never set")
         if <size_t> self.memo[index] & 1:
             self.revive(index)
+        self.once(<object> self.memo[index])
         return self.push(<object> self.memo[index])
+
+    cdef inline int once(self, object o) except -1:
+        """`whole_storages` counts mentions of storages, so that each must have a persistent id of its own."""
+        if type(o) is _StorageRef:
+            self.wrong("a storage that is referred to without its persistent id")
+        return 0
 
     # ------------------------------------------------------------ operands
 
@@ -673,7 +686,7 @@ cdef class _Machine:
 
     cdef object call_rare(self, int kind, _Global callee, tuple args):
         # What these make is an object of fixed size, plus at most a copy of their first argument.
-        self.charge(COST_OPAQUE + (COST_ITEM * len(args[0]) if len(args) and hasattr(args[0], "__len__") else 0))
+        self.charge(COST_OPAQUE + (COST_ITEM * <int64_t> len(args[0]) if args and isinstance(args[0], _SIZED) else 0))
         if kind == K_CALL or kind == K_ORDERED_DICT:
             return _CALLS[callee.kind_name](args, self.check)
         if kind == K_NP_SCALAR:
@@ -905,12 +918,20 @@ cdef class _Machine:
 
     cdef object array(self, tio_row *row, int64_t *dims):
         cdef object lease
+        cdef int64_t i
+        cdef uint64_t made
         if row.storage >= 0:
             lease = self.leases[row.storage]
         else:
             lease = self.decode(-1 - row.storage, row.dtype)
         out = self.make_view(<PyObject *> lease, row.dtype, row.rank, dims, dims + row.rank, row.offset, row.nbytes)
         if row.flags & (TIO_ROW_CONJ | TIO_ROW_NEG):
+            made = <uint64_t> out.itemsize
+            for i in range(row.rank):  # a copy is made, which may be larger than the bytes it is of
+                if dims[row.rank + i] and (not tio_mul(made, <uint64_t> dims[i], &made) or made >> 62):
+                    made = <uint64_t> 1 << 62
+                    break
+            self.charge(max(0, <int64_t> made - row.nbytes))
             out = _lazy_bits(out, row.flags & TIO_ROW_CONJ, row.flags & TIO_ROW_NEG)
         return out
 
@@ -1042,7 +1063,7 @@ cdef class _Machine:
         """Fill an array or dtype that was made for it, once."""
         try:
             if type(target).__name__ == "ndarray":
-                _rebuild_module().np_state(target, state)
+                _rebuild_module().np_state(target, state, self.unfilled, self.nested)
             else:
                 _rebuild_module().np_dtype_state(target, state)
         except (FormatError, UnsupportedError) as error:
@@ -1229,6 +1250,7 @@ cdef class _Machine:
                                                           <Py_ssize_t> count)))
         elif op == c"2":  # DUP
             self.need(1)
+            self.once(<object> self.stack[self.sp - 1])
             self.push(<object> self.stack[self.sp - 1])
         elif op == c"l":  # LIST
             self.op_list(self.unmark())

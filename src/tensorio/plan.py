@@ -79,7 +79,11 @@ class Payloads:
     def pieces(self, i: int) -> Iterator[Buffer]:
         """Yield one payload in pieces of at most `PIECE` bytes."""
         maker = self.makers.get(i)
-        yield from pieces_of(_core.memory(self.addresses[i], self.sizes[i]) if maker is None else maker, self.sizes[i])
+        yield from pieces_of(self._memory(i) if maker is None else maker, self.sizes[i])
+
+    def _memory(self, i: int) -> memoryview:
+        # Whoever is given a piece may keep it: it keeps the objects.
+        return _core.memory(self.addresses[i], self.sizes[i], self.keep)
 
 
 class Plan(Protocol):

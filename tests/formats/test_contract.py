@@ -22,10 +22,7 @@ NAMES = [name for format in formats.names() for name in cases.cases_of(format)]
 
 @pytest.fixture(params=NAMES)
 def case(request: pytest.FixtureRequest) -> cases.Case:
-    try:
-        return cases.CASES[request.param]()
-    except ModuleNotFoundError as error:
-        pytest.skip(f"the case is made by {error.name}, which is not here")
+    return cases.CASES[request.param]()
 
 
 @pytest.fixture

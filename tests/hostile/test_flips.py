@@ -265,7 +265,7 @@ def test_shuffled_opcodes_end_in_an_error_or_a_result(unknown: str) -> None:
         data = hexfile.torch_file(body, STORAGES)
         for read in (tensorio.load, tensorio.open):
             results += ends_well(read, data, body, unknown)
-    assert results > (50 if unknown == "opaque" else 0)  # with "error", one name must have been lost
+    assert results > 50 or unknown == "error"  # which refuses one name, unless just that was lost
 
 
 def ends_well(read: Any, data: bytes, body: bytes, unknown: str) -> bool:
@@ -291,4 +291,4 @@ def test_random_opcodes_end_in_an_error_or_a_result(unknown: str) -> None:
         data = hexfile.torch_file(hexfile.pickled(body, 4), STORAGES)
         for read in (tensorio.load, tensorio.open):
             results += ends_well(read, data, body, unknown)
-    assert results > (50 if unknown == "opaque" else 0)  # with "error", one name must have been lost
+    assert results > 50 or unknown == "error"  # which refuses one name, unless just that was lost

@@ -178,7 +178,7 @@ def _add_torch(items: Items, name: str, tensor: Any) -> None:
     assert described is not None
     code, shape, nbytes, address, _ = described
     payloads = items.add(name, DTYPES[code].name, shape)
-    payloads.keep.append(tensor)
+    payloads.keep.append((tensor, tensor.untyped_storage()))  # a tensor may be given other memory (`.data =`)
     payloads.add_memory(address, nbytes)
 
 
