@@ -319,7 +319,7 @@ cdef class _Pickler:
         self.depth += 1
         try:
             if self.depth > MAX_DEPTH:
-                raise RecursionError(f"maximum recursion depth exceeded: over {MAX_DEPTH} levels while saving an object")
+                raise RecursionError(f"maximum recursion depth exceeded: over {MAX_DEPTH} levels while saving")
             return self.save_more(obj, kind)
         finally:
             self.depth -= 1
