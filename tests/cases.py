@@ -6,6 +6,7 @@ must come out of it. `cases_of` lists them by format.
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -256,3 +257,9 @@ def truncations(data: bytes) -> Iterator[bytes]:
 def frame(length: int) -> bytes:
     """The length field of a safetensors file."""
     return struct.pack("<Q", length)
+
+
+def open_descriptors() -> int:
+    """Descriptors this process has open, once garbage of earlier tests is gone."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import resource
@@ -110,9 +109,3 @@ def _answer(pid: int, pipe: int, wall: float) -> Any:
 def _virtual_bytes() -> int:
     with open("/proc/self/status") as f:
         return next(int(line.split()[1]) * 1024 for line in f if line.startswith("VmSize"))
-
-
-def open_descriptors() -> int:
-    """Descriptors this process has open, once garbage of earlier tests is gone."""
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))

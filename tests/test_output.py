@@ -16,7 +16,6 @@ import pytest
 
 import cases
 import tensorio
-from conftest import open_descriptors
 from tensorio import output
 
 SMALL = {"x": np.arange(6, dtype="f4").reshape(2, 3), "y": np.arange(5, dtype="u1")}
@@ -324,12 +323,12 @@ def test_missing_folder_is_said_with_the_name_asked_for(tmp_path: Path) -> None:
 
 
 def test_descriptors_are_closed(target: Path) -> None:
-    before = open_descriptors()
+    before = cases.open_descriptors()
     for _ in range(3):
         tensorio.save(LARGE, target)
         with pytest.raises(RuntimeError):
             output.write_plan(Planned(b"x", nbytes=9, error=RuntimeError()), target)
-    assert open_descriptors() == before
+    assert cases.open_descriptors() == before
 
 
 def test_durable_syncs_file_then_name_then_folder(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

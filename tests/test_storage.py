@@ -23,7 +23,6 @@ import pytest
 import cases
 import hexfile
 import tensorio
-from conftest import open_descriptors
 from tensorio import storage
 from tensorio.opening import open_storage
 from tensorio.storage import FileStorage, LazyStorage, MemoryStorage, arena
@@ -209,11 +208,11 @@ def test_special_file_is_named_for_what_it_is(kind: str, tmp_path: Path) -> None
         os.mkfifo(path)
     else:
         path = Path("/dev/zero")
-    before = open_descriptors()
+    before = cases.open_descriptors()
     with pytest.raises(tensorio.UnsupportedError, match="FIFO" if kind == "fifo" else "device") as caught:
         tensorio.load(path)
     assert caught.value.path == str(path)
-    assert open_descriptors() == before
+    assert cases.open_descriptors() == before
 
 
 # -------------------------------------------------------------------- lifetime
@@ -328,11 +327,11 @@ def test_file_written_to_while_it_is_opened_is_an_error(
 
     monkeypatch.setattr(FileStorage, "check_unchanged", check_unchanged)
     gc.collect()
-    before = open_descriptors()
+    before = cases.open_descriptors()
     with pytest.raises(tensorio.FormatError, match="changed while it was read"):
         read(path)
     gc.collect()
-    assert open_descriptors() == before
+    assert cases.open_descriptors() == before
 
 
 def test_short_reads_are_continued(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

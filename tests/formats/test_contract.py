@@ -44,11 +44,6 @@ def at(tree: Any, keys: tuple[object, ...]) -> Any:
     return tree
 
 
-def descriptors() -> int:
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))
-
-
 def test_every_format_has_cases() -> None:
     for format in formats.names():
         assert len(cases.cases_of(format)) >= 3, f"{format} needs cases"
@@ -188,7 +183,7 @@ def test_close_is_final_and_may_come_twice(case: cases.Case, path: Path) -> None
 def test_no_descriptor_is_left_open(case: cases.Case, path: Path) -> None:
     tensorio.load(path)
     gc.collect()
-    before = descriptors()
+    before = cases.open_descriptors()
     for _ in range(5):
         with tensorio.open(path) as checkpoint:
             dict(checkpoint)
@@ -199,7 +194,7 @@ def test_no_descriptor_is_left_open(case: cases.Case, path: Path) -> None:
         with pytest.raises(tensorio.FormatError):
             tensorio.open(path, format=next(f for f in formats.names() if f != case.format))
     gc.collect()
-    assert descriptors() == before
+    assert cases.open_descriptors() == before
 
 
 def test_no_resource_warning_when_a_checkpoint_is_dropped(case: cases.Case, path: Path) -> None:
