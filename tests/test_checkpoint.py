@@ -447,3 +447,13 @@ def test_closed_checkpoint_can_not_be_pickled(tmp_path: Path) -> None:
     checkpoint.close()
     with pytest.raises(ValueError, match="closed"):
         pickle.dumps(checkpoint)
+
+
+def test_error_of_one_array_names_file_and_tensor(tmp_path: Path) -> None:
+    """A view of more elements than NumPy can count: known when opened, refused when asked for."""
+    path = tmp_path / "huge.pt"
+    body = b"}" + hexfile.text("huge") + hexfile.tensor(size=(1 << 62, 4), stride=(0, 0)) + b"s"
+    path.write_bytes(hexfile.torch_file(hexfile.pickled(body), {"0": bytes(16)}))
+    with tensorio.open(path) as checkpoint, pytest.raises(tensorio.LimitError) as caught:
+        checkpoint["huge"]
+    assert (caught.value.path, caught.value.record) == (str(path), "huge")
