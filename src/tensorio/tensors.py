@@ -8,7 +8,7 @@ objects below are made when asked for.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +18,19 @@ from tensorio.errors import TensorNotFoundError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CONJ", "NEG", "PARAMETER", "REQUIRES_GRAD", "Chunk", "Extent", "Infos", "Table", "TensorInfo", "c_strides"]
+__all__ = [
+    "CONJ",
+    "NEG",
+    "PARAMETER",
+    "REQUIRES_GRAD",
+    "Chunk",
+    "Extent",
+    "Infos",
+    "Table",
+    "TensorInfo",
+    "c_strides",
+    "first_duplicate",
+]
 
 REQUIRES_GRAD, PARAMETER, CONJ, NEG = 1, 2, 4, 8  # TIO_ROW_ bits of csrc/table.h
 
@@ -109,6 +121,12 @@ class TensorInfo(NamedTuple):
         want = c_strides(self.shape, BY_NAME[self.dtype].itemsize)
         have = self.chunks[0].strides
         return all(n == 1 or w == h for n, w, h in zip(self.shape, want, have, strict=True))
+
+
+def first_duplicate(names: Iterable[str]) -> str:
+    """Return the first name that occurred before; there must be one."""
+    seen: set[str] = set()
+    return next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
 
 
 def c_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from tensorio.formats._base import SaveOptions
 from tensorio.formats._items import Items, c_order
 from tensorio.plan import SMALL
 from tensorio.storage import LazyStorage
-from tensorio.tensors import CONJ, NEG, c_strides
+from tensorio.tensors import CONJ, NEG, c_strides, first_duplicate
 from tensorio.tree import is_leaf, leaves
 
 if TYPE_CHECKING:
@@ -58,8 +58,7 @@ def _renamed(fqns: list[str], rename: Rename | None) -> dict[str, str]:
         return {fqn: fqn for fqn in fqns}
     new = {fqn: rename.get(fqn, fqn) if isinstance(rename, Mapping) else rename(fqn) for fqn in fqns}
     if len(set(new.values())) != len(new):
-        taken = next(n for n in new.values() if list(new.values()).count(n) > 1)
-        raise TensorMismatchError(f"rename= gives two tensors the name {escaped(taken)}")
+        raise TensorMismatchError(f"rename= gives two tensors the name {escaped(first_duplicate(new.values()))}")
     return new
 
 

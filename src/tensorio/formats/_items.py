@@ -17,6 +17,7 @@ from tensorio.arraylike import as_numpy, is_tensor
 from tensorio.dtypes import BY_NAME, DTYPES, of_numpy
 from tensorio.errors import TensorMismatchError, UnsupportedError, escaped
 from tensorio.plan import PIECE, Payloads
+from tensorio.tensors import first_duplicate
 
 __all__ = ["Items", "c_order", "items_of", "native"]
 
@@ -77,13 +78,8 @@ def items_of(obj: object) -> Items:
             f"this format holds tensors only; found {', '.join(others[:5])}{more}; drop them or save as .pt"
         )
     if len(set(items.names)) != len(items.names):
-        raise TensorMismatchError(f"two tensors have the name {escaped(_twice(items.names))}")
+        raise TensorMismatchError(f"two tensors have the name {escaped(first_duplicate(items.names))}")
     return items
-
-
-def _twice(names: list[str]) -> str:
-    seen: set[str] = set()
-    return next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
 
 
 def _leaves(root: Mapping[Any, object]) -> Iterator[tuple[str, object]]:

@@ -40,15 +40,13 @@ class Archive:
     ----------
     rows : bytearray
         For the ``_core.zip_`` functions.
-    end : int
-        First byte behind the archive.
     """
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         mapped = storage.mapped and storage.nbytes > LET_GO_FROM
         with storage.scattered():
-            self.rows, self.directory_offset, self.end = _core.zip_read(storage.view(), mapped)
+            self.rows, _, _ = _core.zip_read(storage.view(), mapped)
             bad = _core.zip_check_small(storage.view(), self.rows, CHECKED_ON_OPEN, mapped)
         if bad is not None:
             self.fail_checksum(*bad)

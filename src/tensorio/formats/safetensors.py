@@ -14,7 +14,7 @@ input; metadata keys, which it writes in random order, are sorted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tensorio import _core
@@ -22,7 +22,7 @@ from tensorio.dtypes import BY_NAME
 from tensorio.errors import HeaderError, TensorMismatchError, UnsupportedError, escaped
 from tensorio.formats._base import Opened, OpenOptions, SaveOptions, StoredRecord
 from tensorio.plan import FlatPlan
-from tensorio.tensors import Table
+from tensorio.tensors import Table, first_duplicate
 
 if TYPE_CHECKING:
     from array import array
@@ -65,7 +65,7 @@ def open(storage: Storage, options: OpenOptions) -> Opened:
     names, rows, dims, pairs, data_offset = _core.st_read(view, _CODES)
     table = Table(names, rows, dims)
     if len(table.index) != len(names):
-        raise HeaderError("duplicate tensor name", record=_duplicate(names))
+        raise HeaderError("duplicate tensor name", record=first_duplicate(names))
     metadata = _metadata(pairs)
     if options.strict:
         _require_reference_layout(bytes(view[:data_offset]), table, pairs)
@@ -81,7 +81,7 @@ def load(storage: Storage, options: OpenOptions) -> object:
     arrays = _views(rows, dims, storage)
     tensors = dict(zip(names, arrays, strict=True))
     if len(tensors) != len(names):
-        raise HeaderError("duplicate tensor name", record=_duplicate(names))
+        raise HeaderError("duplicate tensor name", record=first_duplicate(names))
     return tensors
 
 
@@ -96,13 +96,8 @@ def _metadata(pairs: list[tuple[str, str]] | None) -> dict[str, str] | None:
         return None
     metadata = dict(pairs)
     if len(metadata) != len(pairs):
-        raise HeaderError("duplicate key in __metadata__", record=_duplicate([k for k, _ in pairs]))
+        raise HeaderError("duplicate key in __metadata__", record=first_duplicate([k for k, _ in pairs]))
     return metadata
-
-
-def _duplicate(names: Iterable[str]) -> str:
-    seen: set[str] = set()
-    return next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
 
 
 def _records(table: Table) -> Iterator[StoredRecord]:

@@ -19,14 +19,14 @@ from __future__ import annotations
 import os
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tensorio import _core
 from tensorio.dtypes import DTYPES
 from tensorio.errors import HeaderError, UnsupportedError, error_context, escaped
-from tensorio.formats._base import Opened, OpenOptions, SaveOptions, StoredRecord
+from tensorio.formats._base import Opened, OpenOptions, SaveOptions
 from tensorio.formats._zip import Archive, ZipPlan
 from tensorio.plan import Payloads
 from tensorio.storage import LazyStorage
@@ -149,6 +149,10 @@ class _Layout:
         """The object's pickle; its CRC is always checked, since all of it is read anyway."""
         return self.archive.checked(self.pickle_record, MAX_PICKLE)
 
+    def pickle_size(self) -> int:
+        """Bytes of the pickle, unpacked."""
+        return _core.zip_record(self.archive.rows, self.pickle_record)[2]
+
     def extents(self) -> array[int]:
         """(storage, offset, nbytes) per record; storage -1 where the bytes are not raw: deflated, or swapped."""
         extents = _core.zip_extents(self.archive.rows)
@@ -223,14 +227,10 @@ def open(storage: Storage, options: OpenOptions) -> Opened:
         [storage, *decoded.storages],
         tree=tree,
         flat=False,
-        budget=NAMES_FIXED + NAMES_PER_BYTE * len(layout.pickle()),
-        records=lambda: _records(layout),
+        budget=NAMES_FIXED + NAMES_PER_BYTE * layout.pickle_size(),
+        records=lambda: iter(layout.archive.records()),
         fill=lambda wanted: _filled(layout, storage, wanted),
     )
-
-
-def _records(layout: _Layout) -> Iterator[StoredRecord]:
-    return iter(layout.archive.records())
 
 
 def _filled(layout: _Layout, storage: Storage, wanted: set[int] | None) -> object:
