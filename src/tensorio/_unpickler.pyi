@@ -1,10 +1,10 @@
-from array import array
 from collections.abc import Callable
-from typing import Any, final
+from typing import final
 
 from typing_extensions import Buffer
 
 from tensorio._arrays import Lease
+from tensorio.pickles import Loaded, Placed, Records, Rules
 
 @final
 class Leaf:
@@ -13,11 +13,14 @@ class Leaf:
 
 def loads(
     pickle: Buffer,
-    numbers: array[int],
-    keys: dict[str, int],
-    extents: array[int],
+    records: Records | None = None,
+    *,
     leases: list[Lease] | None = None,
     decode: Callable[[int, int], Lease] | None = None,
     wanted: set[int] | None = None,
-    unknown: str = "error",
-) -> tuple[Any, array[int], array[int]]: ...
+    rules: Rules = ...,
+    start: int = 0,
+    first_row: int = 0,
+    first_dim: int = 0,
+    placed: dict[str, Placed] | None = None,
+) -> Loaded: ...

@@ -37,6 +37,7 @@ from tensorio.dtypes import BY_NAME as _BY_NAME
 from tensorio.errors import (
     FormatError, HeaderError, LimitError, TruncatedError, UnsafePickleError, UnsupportedError, escaped,
 )
+from tensorio.pickles import Loaded as _Loaded, Rules as _Rules
 from tensorio.values import Device, Opaque, Size, TorchDType
 
 cdef type _Opaque = Opaque
@@ -1337,25 +1338,36 @@ cdef object _rebuild_module():
     return _rebuild
 
 
-def loads(pickle, numbers, dict keys not None, extents, list leases=None, decode=None, set wanted=None,
-          str unknown="error"):
+def loads(pickle, records=None, *, list leases=None, decode=None, set wanted=None, rules=_Rules(),
+          Py_ssize_t start=0, Py_ssize_t first_row=0, Py_ssize_t first_dim=0, dict placed=None):
     """Read one pickle.
 
     Parameters
     ----------
     pickle : buffer
-        Its bytes.
-    numbers, keys, extents, leases, decode, wanted
-        See `_Machine`.
-    unknown : {"error", "opaque"}
-        Whether names that are not allowed are refused or kept as `Opaque`.
+        Bytes that begin with it, from `start` on; more may follow.
+    records : Records or None
+        None: they are not known yet; the storages that the pickle mentions are
+        numbered as they come and listed in the result.
+    leases : list of Lease or None
+        By storage index: tensors become arrays at once. None: tensors become
+        `Leaf`, and rows are kept for a table.
+    decode : callable
+        ``decode(record, dtype)`` returns the lease of a record that is not raw
+        in its file (storage -1).
+    wanted : set of int or None
+        Numbers of the tensors that become arrays; the others become `Leaf`.
+    rules : Rules
+    start : int
+        Where the pickle begins in the buffer.
+    first_row, first_dim : int
+        What the numbers of rows and of cells of dimensions begin with.
+    placed : dict of str to Placed, optional
+        What persistent ids that are plain strings stand for.
 
     Returns
     -------
-    obj : object
-        What was pickled, with arrays (or `Leaf`) at the tensors.
-    rows, dims : array of int64
-        Columns of a `Table`; empty if `leases` were given.
+    Loaded
 
     Raises
     ------
@@ -1364,21 +1376,25 @@ def loads(pickle, numbers, dict keys not None, extents, list leases=None, decode
     HeaderError, TruncatedError, LimitError, UnsupportedError
         With the opcode and its byte offset in the pickle.
     """
-    cdef _Machine machine = _Machine(pickle, numbers, keys, extents, leases, decode, wanted)
+    cdef _Machine machine
+    if records is None or start or first_row or first_dim or placed:
+        raise UnsupportedError("not yet")
+    machine = _Machine(pickle, records.numbers, records.keys, records.extents, leases, decode, wanted)
     try:
         try:
             obj = machine.run()
         except _Restart:
-            machine = _Machine(pickle, numbers, keys, extents, leases, decode, wanted, fast=False)
+            machine = _Machine(pickle, records.numbers, records.keys, records.extents, leases, decode, wanted,
+                               fast=False)
             obj = machine.run()
     except (FormatError, UnsupportedError):
-        if machine.refused and unknown == "error":
+        if machine.refused and rules.unknown == "error":
             raise _refusal(machine.refused) from None
         raise
-    if machine.refused and unknown == "error":
+    if machine.refused and rules.unknown == "error":
         raise _refusal(machine.refused)
     rows, dims = machine.table()
-    return obj, rows, dims
+    return _Loaded(obj, rows, dims, machine.pos, [])
 
 
 cdef object _refusal(list refused):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Device", "Opaque", "Size", "TorchDType"]
+__all__ = ["Device", "Opaque", "Size", "TorchDType", "TorchTag"]
 
 
 class Size(tuple[int, ...]):
@@ -33,6 +33,15 @@ class TorchDType(str):
 
     def __repr__(self) -> str:
         return f"TorchDType({str(self)!r})"
+
+
+class TorchTag(str):
+    """A constant of torch by its full name, e.g. ``"torch.sparse_coo"`` or ``"torch.per_tensor_affine"``."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"TorchTag({str(self)!r})"
 
 
 class Opaque:

@@ -25,6 +25,7 @@ RANKS: list[tuple[str, ...]] = [
         "dtypes",
         "allowlist",
         "values",
+        "pickles",
         "arraylike",
     ),
     ("storage", "opening", "output"),

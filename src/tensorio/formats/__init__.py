@@ -52,7 +52,7 @@ def of_storage(storage: Storage, name: str | None = None, path: str = "") -> For
         return get(name)
     head = bytes(storage.view()[:HEAD])
     for candidate in _NAMES:
-        if get(candidate).recognises(head, storage.nbytes):
+        if get(candidate).recognises(head, storage):
             return get(candidate)
     guess = looks_like(head, storage)
     suffix = os.path.splitext(path)[1].lower()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from tensorio.pickles import Rules
 from tensorio.storage import Storage
 from tensorio.tensors import Table
 
@@ -46,12 +47,26 @@ class StoredRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class OpenOptions:
-    """How a file is to be read; see `tensorio.open`."""
+    """How a file is to be read; see `tensorio.open`.
+
+    Attributes
+    ----------
+    first_row, first_dim : int
+        Numbers of the first row and the first cell of its pool of dimensions,
+        for a file that is a part of another.
+    """
 
     unknown: str = "error"
+    encoding: str | None = None
     allow: tuple[type, ...] = ()
     strict: bool = False
     writable: bool = False
+    first_row: int = 0
+    first_dim: int = 0
+
+    def rules(self, own: str = "") -> Rules:
+        """How the file's pickles are to be read; see `tensorio.pickles.Rules`."""
+        return Rules(self.unknown, self.encoding, {}, own)
 
 
 @dataclass
@@ -108,8 +123,8 @@ class Format(Protocol):
     SUFFIXES: tuple[str, ...]  # of the files it writes
     OPENED_BY_SUFFIX: tuple[str, ...]  # that alone make it try a file it does not recognise
 
-    def recognises(self, head: bytes, size: int) -> bool:
-        """Tell from the first bytes whether the file is meant to be of this format."""
+    def recognises(self, head: bytes, storage: Storage) -> bool:
+        """Tell cheaply, from the first bytes if they say enough, whether the file is meant to be of this format."""
         ...
 
     def open(self, storage: Storage, options: OpenOptions) -> Opened:

@@ -51,7 +51,7 @@ HEADER_MAX = 100_000_000
 METADATA_KEY = "__metadata__"
 
 
-def recognises(head: bytes, size: int) -> bool:
+def recognises(head: bytes, storage: Storage) -> bool:
     """Tell by the frame: a plausible length, then (behind white space) an object's brace."""
     if len(head) < 9:
         return False

@@ -28,6 +28,7 @@ from tensorio.dtypes import DTYPES
 from tensorio.errors import HeaderError, UnsupportedError, error_context, escaped
 from tensorio.formats._base import Opened, OpenOptions, SaveOptions
 from tensorio.formats._zip import Archive, ZipPlan
+from tensorio.pickles import Loaded, Records
 from tensorio.plan import Payloads
 from tensorio.storage import LazyStorage
 from tensorio.tensors import ROW, Table
@@ -54,7 +55,7 @@ NAMES_PER_BYTE = 16
 MAX_PICKLE = 64 << 20
 
 
-def recognises(head: bytes, size: int) -> bool:
+def recognises(head: bytes, storage: Storage) -> bool:
     """Tell by the first record's signature; other zip archives are refused with a reason when opened."""
     return head[:4] == LOCAL_HEADER
 
@@ -161,14 +162,17 @@ class _Layout:
                 extents[i], extents[i + 1] = -1, 0
         return extents
 
-    def run(self, leases: list[Any] | None, decode: Any = None, wanted: set[int] | None = None) -> Any:
+    def run(self, leases: list[Any] | None, decode: Any = None, wanted: set[int] | None = None) -> Loaded:
         """Run the pickle machine over data.pkl."""
         from tensorio import _unpickler
 
         with error_context(record=f"{self.prefix}/{PICKLE}"):
             return _unpickler.loads(
-                self.pickle(), self.numbers, self.keys, self.extents(), leases, decode, wanted, self.options.unknown
-            )
+                self.pickle(),
+                Records(self.numbers, self.keys, self.extents()),
+                leases=leases, decode=decode, wanted=wanted, rules=self.options.rules(),
+                first_row=self.options.first_row, first_dim=self.options.first_dim,
+            )  # fmt: skip
 
     def decoded(self, record: int, swap: int) -> Storage:
         """A storage for a record that is not raw in the file, made on first use."""
@@ -216,7 +220,7 @@ def byteswapped(data: memoryview | bytes, unit: int) -> memoryview:
 def open(storage: Storage, options: OpenOptions) -> Opened:
     """Read the directory and the pickle; touches at most one page per record."""
     layout = _Layout(storage, options)
-    tree, rows, dims = layout.run(None)
+    tree, rows, dims, *_ = layout.run(None)
     decoded = _Decoded(layout, 1)
     for at in range(4, len(rows), ROW):  # the storage column
         if rows[at] < 0:
@@ -234,7 +238,7 @@ def open(storage: Storage, options: OpenOptions) -> Opened:
 
 
 def _filled(layout: _Layout, storage: Storage, wanted: set[int] | None) -> object:
-    return layout.run([storage.lease()], _Decoded(layout, 1).lease, wanted)[0]
+    return layout.run([storage.lease()], _Decoded(layout, 1).lease, wanted).obj
 
 
 def load(storage: Storage, options: OpenOptions) -> object:

@@ -1,0 +1,137 @@
+"""What goes into the pickle machine besides the pickle, and what comes out."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+__all__ = ["Loaded", "Mentioned", "Named", "Placed", "Records", "Rules"]
+
+
+class Records(NamedTuple):
+    """The records that storages may be in, known before the pickle is read.
+
+    Attributes
+    ----------
+    numbers : array of int64
+        Record of the storage key "0", "1", ...; -1 where there is none.
+    keys : dict of str to int
+        Record of every other storage key.
+    extents : array of int64
+        (storage, offset, nbytes) per record, in bytes; storage -1 if the record
+        is not raw in the file.
+    """
+
+    numbers: array[int]
+    keys: dict[str, int]
+    extents: array[int]
+
+    @classmethod
+    def none(cls) -> Records:
+        """No records: a pickle that may not mention storages."""
+        return cls(array("q"), {}, array("q"))
+
+
+class Rules(NamedTuple):
+    """How a pickle is to be read.
+
+    Attributes
+    ----------
+    unknown : {"error", "opaque"}
+        Whether names that are not allowed are refused or kept as `Opaque`.
+    encoding : str or None
+        Of Python 2's strings: a codec's name, or ``"bytes"`` to keep them as
+        bytes. None: text where it is UTF-8, else bytes.
+    allow : mapping of (module, name) to type
+        Classes that the caller allowed.
+    own : str
+        Names of modules that begin with this are the file's own classes: always
+        `Opaque`, never refused.
+    """
+
+    unknown: str = "error"
+    encoding: str | None = None
+    allow: Mapping[tuple[str, str], type] = {}
+    own: str = ""
+
+
+class Placed(NamedTuple):
+    """A tensor that a pickle refers to by a persistent id, described elsewhere in the file (tar).
+
+    Attributes
+    ----------
+    record : int
+        Number of its record in `Records`.
+    dtype : str
+        Canonical name.
+    offset : int
+        In elements, from the start of the record.
+    size, stride : tuple of int
+        In elements; None for both: the whole record, flat.
+    """
+
+    record: int
+    dtype: str
+    offset: int = 0
+    size: tuple[int, ...] | None = None
+    stride: tuple[int, ...] | None = None
+
+
+class Mentioned(NamedTuple):
+    """A storage that a pickle mentions, if its records were not known before.
+
+    Attributes
+    ----------
+    key : str
+    nbytes : int
+        Of the whole storage.
+    itemsize : int
+        Bytes per element of the class it is mentioned as.
+    location : str
+        The device it was on.
+    """
+
+    key: str
+    nbytes: int
+    itemsize: int
+    location: str
+
+
+class Named(NamedTuple):
+    """A name that a pickle refers to.
+
+    Attributes
+    ----------
+    module, name : str
+        As the pickle spells them.
+    offset : int
+        Of the opcode, in bytes from the start of the pickle.
+    """
+
+    module: str
+    name: str
+    offset: int
+
+
+class Loaded(NamedTuple):
+    """What the pickle machine makes of a pickle.
+
+    Attributes
+    ----------
+    obj : object
+        What was pickled, with arrays (or `Leaf`) at the tensors.
+    rows, dims : array of int64
+        Columns of a `Table`; empty if arrays were made at once.
+    end : int
+        First byte behind the pickle's STOP.
+    mentioned : list of Mentioned
+        By record number, if the records were not known before; else empty. The
+        storage of a row is then its record, and its offset counts from there.
+    """
+
+    obj: Any
+    rows: array[int]
+    dims: array[int]
+    end: int
+    mentioned: list[Mentioned]
