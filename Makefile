@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 CC_STRICT = -std=c11 -O2 -Wall -Wextra -Wconversion -Wshadow -Werror
 C_TESTS = $(basename $(notdir $(wildcard tests/c/test_*.c)))
 C_STYLED = $(filter-out csrc/crc32_tables.h,$(wildcard csrc/*.[ch] tests/c/*.[ch]))
-SOURCES = $(wildcard csrc/*.[ch] src/tensorio/*.pyx src/tensorio/*.pxd) setup.py pyproject.toml
+SOURCES = $(wildcard csrc/*.[ch] src/tensorio/*.pyx src/tensorio/*.px[di]) setup.py pyproject.toml
 PYTEST = $(BIN)/python -m pytest
 
 .PHONY: all test demo bench lint type ccheck ctest ctest-arm pythons sdist format clean

@@ -38,7 +38,7 @@ def extension(name: str, c_sources: list[str]) -> Extension:
         f"tensorio.{name}",
         [f"src/tensorio/{name}.pyx", *c_sources],
         include_dirs=["csrc", numpy.get_include()],
-        depends=[*HEADERS, *glob("src/tensorio/*.pxd")],
+        depends=[*HEADERS, *glob("src/tensorio/*.px[di]")],
         define_macros=[
             ("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION"),
             *([("CYTHON_TRACE_NOGIL", "1")] if DEBUG else []),

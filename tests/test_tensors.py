@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import cases
 import tensorio
 from tensorio import Chunk, Extent, TensorInfo
-from tensorio.dtypes import BY_NAME
-from tensorio.tensors import ROW, Infos, Table, c_strides
+from tensorio.dtypes import BY_NAME, c_strides
+from tensorio.tensors import ROW, Infos, Table
 
 F32 = BY_NAME["float32"].code
 

@@ -27,6 +27,7 @@ def open(
     writable: bool = False,
     unknown: str = "error",
     allow: Iterable[type] = (),
+    encoding: str | None = None,
     strict: bool = False,
     verify: bool = False,
 ) -> Checkpoint:
@@ -50,6 +51,9 @@ def open(
         them, all names listed; or keep them as inert `Opaque` data.
     allow : iterable of type
         Not available yet; must be empty.
+    encoding : str, optional
+        Of strings that Python 2 pickled: a codec, or ``"bytes"`` to keep them.
+        Text where it is UTF-8, else bytes, if not given.
     strict : bool
         Accept exactly what today's reference writer writes.
     verify : bool
@@ -74,7 +78,7 @@ def open(
     Costs the header: O(number of tensors), no payload byte (for ``.pt``, at
     most one page per record).
     """
-    options = _options(writable, unknown, allow, strict)
+    options = _options(writable, unknown, allow, strict, encoding)
     return open_checkpoint(path, format=format, mmap=mmap, verify=verify, **options)
 
 
@@ -87,6 +91,7 @@ def load(
     names: Iterable[str] | None = None,
     unknown: str = "error",
     allow: Iterable[type] = (),
+    encoding: str | None = None,
     strict: bool = False,
     verify: bool = False,
     progress: Progress | None = None,
@@ -101,7 +106,7 @@ def load(
     progress : callable, optional
         Called as ``progress(done, total)`` in bytes, with ``mmap=False`` or
         ``verify=True``.
-    path, format, mmap, writable, unknown, allow, strict, verify
+    path, format, mmap, writable, unknown, allow, encoding, strict, verify
         See `open`.
 
     Returns
@@ -116,7 +121,7 @@ def load(
     ------
     See `open`; `TensorNotFoundError` for a name that is not there.
     """
-    options = _options(writable, unknown, allow, strict)
+    options = _options(writable, unknown, allow, strict, encoding)
     if names is None and not verify:
         return load_file(path, format=format, mmap=mmap, progress=progress, options=OpenOptions(**options))
     checkpoint = open_checkpoint(path, format=format, mmap=mmap, verify=verify, progress=progress, **options)
@@ -292,9 +297,16 @@ def identify(path: Any) -> str:
         storage.close()
 
 
-def _options(writable: bool, unknown: str, allow: Iterable[type], strict: bool) -> dict[str, Any]:
+def _options(
+    writable: bool, unknown: str, allow: Iterable[type], strict: bool, encoding: str | None = None
+) -> dict[str, Any]:
     if unknown not in ("error", "opaque"):
         raise ValueError(f"unknown= is 'error' or 'opaque', not {unknown!r}")
     if tuple(allow):
         raise UnsupportedError("allow= is not available in this version; use unknown='opaque'")
-    return {"writable": writable, "unknown": unknown, "strict": strict}
+    if encoding not in (None, "bytes"):
+        try:
+            b"a".decode(encoding)
+        except LookupError:
+            raise ValueError(f"encoding= is the name of a codec for text or 'bytes', not {encoding!r}") from None
+    return {"writable": writable, "unknown": unknown, "strict": strict, "encoding": encoding}

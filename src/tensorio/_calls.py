@@ -13,7 +13,7 @@ from typing import Any
 from tensorio.errors import HeaderError
 from tensorio.values import Device, Size
 
-__all__ = ["CALLS"]
+__all__ = ["CALLS", "DICTS", "LISTS", "PLAIN_KEYS", "STATES"]
 
 Args = tuple[Any, ...]
 Check = Callable[[object], None]
@@ -127,3 +127,10 @@ CALLS: dict[str, Callable[[Args, Check], Any]] = {
     "set": make_set,
     "size": size,
 }
+
+# What a state makes of an `Unbuilt` (by its kind), or does to an object (by its type).
+STATES: dict[object, Callable[[Any, Any, Check], Any]] = {}
+# Types that items are set in as in a dict, appended to as to a list; types whose hash is cheap.
+DICTS: tuple[type, ...] = (Counter,)
+LISTS: tuple[type, ...] = ()
+PLAIN_KEYS: tuple[type, ...] = ()

@@ -12,9 +12,20 @@ from typing import Any
 
 import numpy as np
 
+from tensorio.dtypes import c_strides, of_numpy
 from tensorio.errors import HeaderError, LimitError, UnsupportedError, escaped
 
-__all__ = ["lazy_bits", "np_dtype", "np_dtype_state", "np_reconstruct", "np_scalar", "np_state"]
+__all__ = [
+    "lazy_bits",
+    "np_dtype",
+    "np_dtype_state",
+    "np_empty",
+    "np_layout",
+    "np_nbytes",
+    "np_reconstruct",
+    "np_scalar",
+    "np_state",
+]
 
 # One letter of a plain type, or O for arrays of Python objects, and its width in bytes.
 # Not M and m: NumPy (2.4) crashes on a state without a unit, and one with a unit is refused below.
@@ -42,12 +53,13 @@ def lazy_bits(array: Any, conj: bool, neg: bool) -> Any:
 
 def np_dtype(args: tuple[Any, ...]) -> np.dtype[Any]:
     """Answer ``numpy.dtype(letter, align, copy)`` with a fresh dtype."""
-    if not 1 <= len(args) <= 3 or type(args[0]) is not str or not _TYPE.match(args[0]):
-        raise UnsupportedError(f"NumPy dtype {escaped(args[0] if args else '')} in a pickle: expected a plain type")
+    letter = _word(args[0]) if 1 <= len(args) <= 3 else None
+    if type(letter) is not str or not _TYPE.match(letter):
+        raise UnsupportedError(f"NumPy dtype {escaped(letter)} in a pickle: expected a plain type")
     try:
-        dtype: np.dtype[Any] = np.dtype(args[0], False, True)
+        dtype: np.dtype[Any] = np.dtype(letter, False, True)
     except TypeError:
-        raise UnsupportedError(f"NumPy dtype {escaped(args[0])} in a pickle: NumPy has no such type") from None
+        raise UnsupportedError(f"NumPy dtype {escaped(letter)} in a pickle: NumPy has no such type") from None
     if dtype.itemsize > _MAX_ELEMENT:
         raise UnsupportedError(f"NumPy dtype of {dtype.itemsize} bytes per element")
     return dtype
@@ -57,7 +69,8 @@ def np_dtype_state(dtype: np.dtype[Any], state: Any) -> None:
     """Set the byte order of a dtype made by `np_dtype`; fields, shapes and metadata are refused."""
     if type(state) is not tuple or len(state) not in (5, 8, 9) or not _is_int(state[0]) or state[0] not in (3, 4):
         raise HeaderError("NumPy dtype in a pickle: expected a state of 5, 8 or 9 parts")
-    if type(state[1]) is not str or state[1] not in _ORDERS:
+    order = _word(state[1])
+    if type(order) is not str or order not in _ORDERS:
         raise HeaderError("NumPy dtype in a pickle: expected a byte order")
     if any(part is not None for part in (*state[2:5], *state[8:])):
         raise UnsupportedError("NumPy dtype with fields, a shape or a unit in a pickle")
@@ -66,7 +79,7 @@ def np_dtype_state(dtype: np.dtype[Any], state: Any) -> None:
     flags = 63 if dtype.hasobject else 0
     # Element size and alignment are the type's own (-1), or a string's width.
     size = (dtype.itemsize, 4 if dtype.kind == "U" else 1) if dtype.kind in "SUV" else (-1, -1)
-    dtype.__setstate__((3, state[1], None, None, None, *size, flags))  # type: ignore[attr-defined]
+    dtype.__setstate__((3, order, None, None, None, *size, flags))  # type: ignore[attr-defined]
 
 
 def np_reconstruct(args: tuple[Any, ...]) -> np.ndarray[Any, Any]:
@@ -74,6 +87,11 @@ def np_reconstruct(args: tuple[Any, ...]) -> np.ndarray[Any, Any]:
     cls, shape, _ = args if len(args) == 3 else (None, None, None)
     if getattr(cls, "kind_name", "") != "np_ndarray" or type(shape) is not tuple or list(map(type, shape)) != [int]:
         raise HeaderError("NumPy array in a pickle: expected the arguments (ndarray, (0,), b'b')")
+    return np_empty()
+
+
+def np_empty() -> np.ndarray[Any, Any]:
+    """Return an array to be filled by `np_state`."""
     return np.empty(0, np.int8)
 
 
@@ -93,12 +111,7 @@ def np_state(
     if type(state) is not tuple or len(state) != 5 or not _is_int(state[0]) or state[0] != 1:
         raise HeaderError("NumPy array in a pickle: expected a state (1, shape, dtype, order, data)")
     _, shape, dtype, fortran, data = state
-    if type(shape) is not tuple or len(shape) > 64 or not all(_is_int(n) and 0 <= n < 1 << 63 for n in shape):
-        raise HeaderError("NumPy array in a pickle: expected a shape of non-negative ints")
-    if not isinstance(dtype, np.dtype):
-        raise HeaderError(f"NumPy array in a pickle: expected a dtype, found {type(dtype).__name__}")
-    if type(fortran) not in (bool, int):
-        raise HeaderError("NumPy array in a pickle: expected an order (bool)")
+    _check_layout(shape, dtype, fortran)
     numel = math.prod(shape)
     want = numel if dtype.hasobject else numel * dtype.itemsize
     if dtype.hasobject:
@@ -119,6 +132,41 @@ def np_state(
     array.__setstate__((1, shape, dtype, bool(fortran), data))  # type: ignore[arg-type]
 
 
+def _check_layout(shape: Any, dtype: Any, fortran: Any) -> None:
+    if type(shape) is not tuple or len(shape) > 64 or not all(_is_int(n) and 0 <= n < 1 << 63 for n in shape):
+        raise HeaderError("NumPy array in a pickle: expected a shape of non-negative ints")
+    if not isinstance(dtype, np.dtype):
+        raise HeaderError(f"NumPy array in a pickle: expected a dtype, found {type(dtype).__name__}")
+    if type(fortran) not in (bool, int):
+        raise HeaderError("NumPy array in a pickle: expected an order (bool)")
+
+
+def np_nbytes(shape: Any, dtype: Any) -> int:
+    """Return the bytes of an array of a plain dtype."""
+    _check_layout(shape, dtype, False)
+    if dtype.hasobject:
+        raise UnsupportedError("NumPy array of Python objects, behind its wrapper in the file")
+    nbytes: int = math.prod(shape) * dtype.itemsize
+    if nbytes >= 1 << 63:
+        raise HeaderError("NumPy array in a pickle: over 2^63 - 1 bytes")
+    return nbytes
+
+
+def np_layout(shape: Any, dtype: Any, fortran: Any, nbytes: int) -> tuple[int, Any, tuple[int, ...]] | None:
+    """Return (dtype code, shape, strides in bytes) of an array of `nbytes`; None if it is no plain tensor."""
+    _check_layout(shape, dtype, fortran)
+    row = None if dtype.hasobject or not dtype.isnative else of_numpy(dtype)
+    if row is None:
+        return None
+    want = math.prod(shape) * dtype.itemsize
+    if want != nbytes:
+        raise HeaderError(f"NumPy array in a pickle: expected {want} bytes of data for shape {str(shape)[:80]}")
+    strides = c_strides(shape[::-1] if fortran else shape, dtype.itemsize)
+    if any(step >= 1 << 63 for step in strides):  # no element is there to be reached by them
+        return None
+    return row.code, shape, strides[::-1] if fortran else strides
+
+
 def np_scalar(args: tuple[Any, ...]) -> Any:
     """Answer ``scalar(dtype, bytes)``."""
     if len(args) != 2 or not isinstance(args[0], np.dtype) or args[0].hasobject or args[0].itemsize == 0:
@@ -137,8 +185,15 @@ def _is_int(value: object) -> bool:
     return type(value) is int
 
 
+def _word(value: object) -> object:
+    """A word as text, which Python 2's is not if it was asked for as bytes."""
+    return value.decode("latin-1") if type(value) is bytes else value
+
+
 def _bytes_of(data: object) -> bytes:
-    """Bytes, which Python 2 wrote as text of characters below U+0100."""
+    """Bytes, which protocol 5 writes as a bytearray, and Python 2 as text of characters below U+0100."""
+    if type(data) is bytearray:
+        return bytes(data)
     if type(data) is str and all(c < "\u0100" for c in data):
         return data.encode("latin-1")
     if type(data) is not bytes:

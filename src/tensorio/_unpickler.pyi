@@ -4,7 +4,8 @@ from typing import final
 from typing_extensions import Buffer
 
 from tensorio._arrays import Lease
-from tensorio.pickles import Loaded, Placed, Records, Rules
+from tensorio.errors import TensorIOError
+from tensorio.pickles import Loaded, Named, Placed, Records, Rules
 
 @final
 class Leaf:
@@ -23,4 +24,7 @@ def loads(
     first_row: int = 0,
     first_dim: int = 0,
     placed: dict[str, Placed] | None = None,
+    own_storage: int = -1,
+    nested_storage: Callable[[int, int], tuple[str, int, int]] | None = None,
 ) -> Loaded: ...
+def names(pickle: Buffer, start: int = 0, own: str = "") -> tuple[list[Named], int | None, TensorIOError | None]: ...

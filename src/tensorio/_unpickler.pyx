@@ -12,13 +12,17 @@ are expensive to hash are refused. A tensor is proven inside its record before
 it exists.
 
 Opcodes and their arguments: CPython's ``Lib/pickletools.py``.
+
+The machine is one class in four files: `_Stack` (input, stack, memo, budget),
+`_Tensors` (storages, views, rows), `_Arrays` (bytes, NumPy arrays) and, here,
+`_Machine` (names, containers, calls, the loop).
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.dict cimport PyDict_SetItem, PyDict_Size
 from cpython.list cimport PyList_Append
 from cpython.long cimport PyLong_AsLongLongAndOverflow
-from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
@@ -26,25 +30,33 @@ from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memchr, memcpy, memset
 
+import re as _re
+from _compat_pickle import IMPORT_MAPPING as _IMPORT_MAPPING, NAME_MAPPING as _NAME_MAPPING
 from array import array as _array
 from collections import Counter, OrderedDict
 
 from tensorio._csrc cimport *
 
-from tensorio._calls import CALLS as _CALLS
+from tensorio._calls import CALLS as _CALLS, STATES as _STATES
+from tensorio._calls import DICTS as _DICTS, LISTS as _LISTS, PLAIN_KEYS as _PLAIN_KEYS
+from tensorio._rebuild_kinds import KINDS as _REBUILD_KINDS
 from tensorio.allowlist import ALLOWED as _ALLOWED
-from tensorio.dtypes import BY_NAME as _BY_NAME
+from tensorio.dtypes import BY_NAME as _BY_NAME, DTYPES as _DTYPES
 from tensorio.errors import (
     FormatError, HeaderError, LimitError, TruncatedError, UnsafePickleError, UnsupportedError, escaped,
 )
-from tensorio.pickles import Loaded as _Loaded, Rules as _Rules
-from tensorio.values import Device, Opaque, Size, TorchDType
+from tensorio.kinds import TensorKind as _TensorKind
+from tensorio.pickles import Loaded as _Loaded, Mentioned as _Mentioned, Named as _Named, Rules as _Rules
+from tensorio.pickles import Unbuilt as _Unbuilt_class
+from tensorio.values import Device, Opaque, Size, TorchDType, TorchTag
 
 cdef type _Opaque = Opaque
 cdef type _Size = Size
 cdef type _TorchDType = TorchDType
+cdef type _TorchTag = TorchTag
 cdef type _Device = Device
 cdef type _Counter = Counter
+cdef type _Unbuilt = _Unbuilt_class
 cdef tuple _SIZED = (str, bytes, list, tuple, dict)  # what the functions of tensorio._calls copy
 
 cdef extern from "Python.h":
@@ -64,23 +76,16 @@ cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object o, Py_ssize_t *size) except NULL
 
 cdef enum:
-    MAX_RANK = 64          # dimensions, NumPy's NPY_MAXDIMS
-    MAX_LONG = 255         # bytes of one integer: conversion to text is quadratic
     MAX_KEY_DEPTH = 8      # tuples in tuples as a key: CPython hashes them recursively, without a cache
     MAX_KEY_NODES = 64
     MAX_TUPLE_KEYS = 4096  # per pickle: their hash is not salted, so that they can be made to collide
     MAX_REFUSED = 1000     # refused names listed
-    # What objects made by one opcode take, in bytes: measured with sys.getsizeof on CPython 3.11, rounded up.
-    COST_OBJECT = 64
+    # As COST_OBJECT in _machine_stack.pxi.
     COST_DICT = 96
     COST_ORDERED_DICT = 320
     COST_SET = 256
     COST_OPAQUE = 512
     COST_ITEM = 72         # of a dict or set, with the room they keep free
-    COST_TENSOR = 320      # an array, or a leaf and its row
-    # Promise P3 of docs/security.md: a pickle costs at most this much memory, plus 32 times its bytes.
-    BUDGET_FIXED = 64 << 20
-    BUDGET_PER_BYTE = 32
 
 # |int| below this is its own hash; from here on, many ints share one (CPython's _PyHASH_MODULUS).
 cdef long long _HASH_MODULUS = (1LL << 61) - 1
@@ -89,23 +94,37 @@ cdef enum Kind:
     K_OPAQUE = 0
     K_STORAGE
     K_UNTYPED
-    K_DTYPE
+    K_VALUE  # stands for itself in the tree: dtypes, tags, types
+    K_INERT  # an Opaque that is not refused
     K_REBUILD
     K_REBUILD_V2
     K_REBUILD_V3
     K_REBUILD_PARAMETER
+    K_REBUILD_PARAMETER_STATE
+    K_REBUILD_QTENSOR
+    K_REBUILD_FROM_TYPE
+    K_REBUILD_KIND  # one of tensorio._rebuild_kinds
     K_ORDERED_DICT
     K_CALL  # one of tensorio._calls
+    K_NEWOBJ
+    K_RECONSTRUCTOR
+    K_LOAD_FROM_BYTES
+    K_JOBLIB_ARRAY
     K_NP_RECONSTRUCT
+    K_NP_FROMBUFFER
     K_NP_SCALAR
     K_NP_NDARRAY
     K_NP_DTYPE
 
 cdef dict _KINDS = {
-    "storage": K_STORAGE, "untyped": K_UNTYPED, "dtype": K_DTYPE, "rebuild": K_REBUILD, "rebuild_v2": K_REBUILD_V2,
-    "rebuild_v3": K_REBUILD_V3, "rebuild_parameter": K_REBUILD_PARAMETER, "np_reconstruct": K_NP_RECONSTRUCT,
-    "np_scalar": K_NP_SCALAR, "np_ndarray": K_NP_NDARRAY, "np_dtype": K_NP_DTYPE, **dict.fromkeys(_CALLS, K_CALL),
-    "ordered_dict": K_ORDERED_DICT,
+    **dict.fromkeys(_REBUILD_KINDS, K_REBUILD_KIND), **dict.fromkeys(_CALLS, K_CALL),
+    "storage": K_STORAGE, "untyped": K_UNTYPED, "dtype": K_VALUE, "tag": K_VALUE, "inert": K_INERT,
+    "rebuild": K_REBUILD, "rebuild_v2": K_REBUILD_V2, "rebuild_v3": K_REBUILD_V3,
+    "rebuild_parameter": K_REBUILD_PARAMETER, "rebuild_parameter_with_state": K_REBUILD_PARAMETER_STATE,
+    "rebuild_qtensor": K_REBUILD_QTENSOR, "rebuild_from_type": K_REBUILD_FROM_TYPE, "ordered_dict": K_ORDERED_DICT,
+    "newobj": K_NEWOBJ, "reconstructor": K_RECONSTRUCTOR, "load_from_bytes": K_LOAD_FROM_BYTES,
+    "joblib_array": K_JOBLIB_ARRAY, "np_reconstruct": K_NP_RECONSTRUCT, "np_frombuffer": K_NP_FROMBUFFER, "np_scalar": K_NP_SCALAR,
+    "np_ndarray": K_NP_NDARRAY, "np_dtype": K_NP_DTYPE,
 }
 
 
@@ -116,38 +135,10 @@ cdef class _Global:
     cdef int kind
     cdef int dtype
     cdef int itemsize
-    cdef object value  # what it is in the tree, for dtypes
+    cdef object value  # what it is in the tree, for dtypes and tags
 
     def __repr__(self):
         return f"<global {escaped(self.module)}.{escaped(self.name)}>"
-
-
-@cython.final
-@cython.freelist(64)
-cdef class _StorageRef:
-    """One mention of a storage: the record it names, and as what."""
-    cdef int64_t record
-    cdef int64_t numel
-    cdef _Global cls
-
-
-@cython.final
-@cython.freelist(64)
-cdef class Leaf:
-    """Stands for a tensor in a tree.
-
-    Attributes
-    ----------
-    row : int
-        Number of its row in the table.
-    """
-    cdef readonly Py_ssize_t row
-
-    def __init__(self, Py_ssize_t row):
-        self.row = row
-
-    def __repr__(self):
-        return f"<tensor {self.row}>"
 
 
 class _Restart(Exception):
@@ -159,360 +150,99 @@ cdef dict _make_globals():
     for (module, name), entry in _ALLOWED.items():
         g = _Global()
         g.module, g.name, g.kind_name, g.kind = module, name, entry.kind, _KINDS[entry.kind]
-        if entry.dtype:
-            g.dtype, g.itemsize = _BY_NAME[entry.dtype].code, _BY_NAME[entry.dtype].itemsize
+        if entry.kind == "tag":
+            g.value = TorchTag(f"{module}.{name}")
+        elif entry.dtype:
             g.value = TorchDType(entry.dtype)
+            if entry.dtype in _BY_NAME:
+                g.dtype, g.itemsize = _BY_NAME[entry.dtype].code, _BY_NAME[entry.dtype].itemsize
         table[f"{module}\n{name}\n".encode()] = g
     return table
 
 
 cdef dict _GLOBALS = _make_globals()
 
-ctypedef object (*make_view_fn)(PyObject *lease, int64_t dtype, int64_t rank, const int64_t *shape,
-                                const int64_t *strides, int64_t offset, int64_t nbytes)
+include "_machine_stack.pxi"
+include "_machine_tensors.pxi"
+include "_machine_numpy.pxi"
 
 
-cdef struct Seen:
-    int64_t numel
-    void *cls  # the storage class as which a record was mentioned first; borrowed from the table of globals
-
-
-cdef class _Machine:
-    """One run over one pickle.
+@cython.final
+cdef class _Machine(_Arrays):
+    """One run over one pickle; see `loads` for its parameters.
 
     Parameters
     ----------
-    pickle : buffer
-        The pickle's bytes.
-    numbers : array of int64
-        Record of the storage key "0", "1", ...; -1 where there is none.
-    keys : dict of str to int
-        Record of every other storage key.
-    extents : array of int64
-        (storage, offset, nbytes) per record, in bytes.
-    leases : list of Lease or None
-        By storage index: tensors become arrays at once. None: tensors become
-        `Leaf`, and rows are kept for a table.
-    decode : callable
-        ``decode(record, dtype)`` returns the lease of a record that is not raw
-        in its file (storage -1).
-    wanted : set of int or None
-        Numbers of the tensors that become arrays; the others become `Leaf`.
     fast : bool
         Whether to take plain tensors by the fast path.
+    sweep : bool
+        Whether to note every name, and to go on where only a value is odd.
     """
-    cdef const uint8_t *buf
-    cdef Py_ssize_t n, pos, at
-    cdef Py_buffer raw
-    cdef bint held
-    cdef dict keys
     cdef bint fast
-    cdef object numbers_owner
-    cdef const int64_t *numbers
-    cdef Py_ssize_t n_numbers
-    cdef object extents_owner
-    cdef const int64_t *extents
-    cdef list leases
-    cdef object decode
-    cdef set wanted
-    cdef make_view_fn make_view
-    cdef type ndarray
-    cdef PyObject **stack
-    cdef Py_ssize_t sp, room
-    cdef Py_ssize_t *marks
-    cdef Py_ssize_t mp, marks_room
-    cdef Py_ssize_t floor  # stack height at the innermost mark
-    cdef PyObject **memo
-    cdef Py_ssize_t memo_room
-    cdef Py_ssize_t memo_next
-    cdef Py_ssize_t frame_end  # of the open FRAME; 0 if none
-    cdef Seen *seen
-    cdef tio_row *rows
-    cdef Py_ssize_t n_rows, rows_room
-    cdef int64_t *dims
-    cdef Py_ssize_t n_dims, dims_room
+    cdef object rules
+    cdef bint lenient  # unknown objects are kept
+    cdef dict placed
+    cdef dict placed_made
     cdef int tuple_keys
-    cdef Py_ssize_t bare_storages  # mentioned, less those that tensors were made of
-    cdef int64_t budget  # bytes that may still be made
     cdef dict opaque
-    cdef dict nested  # by id: (array of objects, how deep such arrays lie in it)
-    cdef dict unfilled  # NumPy arrays and dtypes that may still be given a state, by id
     cdef readonly list refused
+    cdef readonly list named
 
-    def __cinit__(self, pickle, numbers, dict keys not None, extents, list leases=None, decode=None, set wanted=None,
-                  bint fast=True):
-        cdef Py_ssize_t n_records
-        cdef const int64_t[::1] cells
-        PyObject_GetBuffer(pickle, &self.raw, PyBUF_SIMPLE)
-        self.held = True
-        self.buf = <const uint8_t *> self.raw.buf
-        self.n = self.raw.len
-        self.keys = keys
+    def __cinit__(self, pickle, Py_ssize_t start, records, list leases, decode, set wanted, Py_ssize_t first_row,
+                  Py_ssize_t first_dim, rules, int64_t own_storage, nested_storage, dict placed, bint fast,
+                  bint sweep):
+        self.rules = rules
+        self.lenient = rules.unknown == "opaque"
+        self.placed = placed
+        self.placed_made = {}
         self.fast = fast
-        self.numbers_owner = numbers
-        self.n_numbers = len(numbers)
-        if self.n_numbers:
-            cells = numbers
-            self.numbers = &cells[0]
-        self.extents_owner = extents
-        n_records = len(extents) // 3
-        if n_records:
-            cells = extents
-            self.extents = &cells[0]
-        self.leases = leases
-        self.decode = decode
-        self.wanted = wanted
         self.opaque = {}
-        self.unfilled = {}
-        self.nested = {}
         self.refused = []
-        # A third of what is promised is left for what this does not count: the stack, the memo, fragmentation.
-        self.budget = (BUDGET_FIXED + BUDGET_PER_BYTE * <int64_t> self.n) // 3 * 2
-        if leases is not None:
-            from tensorio import _arrays
-            import numpy
-            self.make_view = <make_view_fn> (<void **> PyCapsule_GetPointer(
-                _arrays.make_view, "tensorio._arrays.make_view"))
-            self.ndarray = numpy.ndarray
-        self.seen = <Seen *> PyMem_Malloc((n_records + 1) * sizeof(Seen))
-        if self.seen == NULL:
-            raise MemoryError()
-        memset(self.seen, 0, (n_records + 1) * sizeof(Seen))
-
-    def __dealloc__(self):
-        cdef Py_ssize_t i
-        for i in range(self.sp):
-            Py_DECREF(<object> self.stack[i])
-        for i in range(self.memo_room):
-            if not <size_t> self.memo[i] & 1:
-                Py_XDECREF(self.memo[i])
-        PyMem_Free(self.stack)
-        PyMem_Free(self.marks)
-        PyMem_Free(self.memo)
-        PyMem_Free(self.seen)
-        PyMem_Free(self.rows)
-        PyMem_Free(self.dims)
-        if self.held:
-            PyBuffer_Release(&self.raw)
-
-    # ------------------------------------------------------------ failures
-
-    cdef int wrong(self, str what) except -1:
-        """Structural damage: say which opcode, where, and which rule."""
-        raise HeaderError(f"pickle opcode 0x{self.buf[self.at]:02x}: {what}", offset=self.at)
-
-    cdef int short(self) except -1:
-        raise TruncatedError(
-            f"pickle opcode 0x{self.buf[self.at]:02x}: its argument runs past the end of the pickle of {self.n} bytes",
-            offset=self.at)
-
-    cdef int expected(self, str what, object found) except -1:
-        return self.wrong(f"expected {what}, found {_kind_of(found)}")
-
-    # ----------------------------------------------------------- the stack
-
-    cdef int grow(self) except -1:
-        cdef Py_ssize_t room = 2 * self.room if self.room else 256
-        cdef PyObject **p = <PyObject **> PyMem_Realloc(self.stack, room * sizeof(PyObject *))
-        if p == NULL:
-            raise MemoryError()
-        self.stack = p
-        self.room = room
-        return 0
-
-    cdef inline int push(self, object o) except -1:
-        if self.sp == self.room:
-            self.grow()
-        Py_INCREF(o)
-        self.stack[self.sp] = <PyObject *> o
-        self.sp += 1
-        return 0
-
-    cdef inline int need(self, Py_ssize_t count) except -1:
-        """At least `count` items above the innermost mark."""
-        if self.sp - self.floor < count:
-            self.wrong("the stack has too few items")
-        return 0
-
-    cdef inline object pop(self):
-        cdef object o
-        self.sp -= 1
-        o = <object> self.stack[self.sp]
-        Py_DECREF(o)
-        return o
-
-    cdef int drop(self, Py_ssize_t height) except -1:
-        """Pop down to `height`. Objects are let go one at a time, so that the stack is whole whenever code runs."""
-        while self.sp > height:
-            self.sp -= 1
-            Py_DECREF(<object> self.stack[self.sp])
-        return 0
-
-    cdef int mark(self) except -1:
-        cdef Py_ssize_t room
-        cdef void *p
-        if self.mp == self.marks_room:
-            room = 2 * self.marks_room if self.marks_room else 64
-            p = PyMem_Realloc(self.marks, room * sizeof(Py_ssize_t))
-            if p == NULL:
-                raise MemoryError()
-            self.marks = <Py_ssize_t *> p
-            self.marks_room = room
-        self.marks[self.mp] = self.sp
-        self.mp += 1
-        self.floor = self.sp
-        return 0
-
-    cdef Py_ssize_t unmark(self) except -1:
-        """Close the innermost mark; the height at which it stood."""
-        cdef Py_ssize_t height
-        if self.mp == 0:
-            self.wrong("there is no open mark")
-        self.mp -= 1
-        height = self.marks[self.mp]
-        self.floor = self.marks[self.mp - 1] if self.mp else 0
-        return height
-
-    cdef inline int charge(self, int64_t nbytes) except -1:
-        """Count what an opcode makes."""
-        self.budget -= nbytes
-        if self.budget < 0:
-            raise LimitError(
-                f"pickle of {self.n} bytes that would take over {BUDGET_PER_BYTE} times its size in memory",
-                offset=self.at)
-        return 0
-
-    # ------------------------------------------------------------ the memo
-
-    cdef int memo_grow(self, Py_ssize_t index) except -1:
-        cdef Py_ssize_t room
-        cdef void *p
-        # A pickle of n bytes can't fill more than n slots: larger numbers only ask for memory.
-        if index > self.n:
-            raise LimitError(f"pickle memo slot {index} in a pickle of {self.n} bytes", offset=self.at)
-        room = index + index // 2 + 256
-        p = PyMem_Realloc(self.memo, room * sizeof(PyObject *))
-        if p == NULL:
-            raise MemoryError()
-        self.memo = <PyObject **> p
-        memset(self.memo + self.memo_room, 0, (room - self.memo_room) * sizeof(PyObject *))
-        self.memo_room = room
-        return 0
-
-    cdef inline int memo_set(self, Py_ssize_t index, PyObject *value) except -1:
-        """Put an owned reference (or an odd word, see `revive`) into a slot."""
-        cdef PyObject *old
-        if index >= self.memo_room:
-            self.memo_grow(index)
-        old = self.memo[index]
-        self.memo[index] = value
-        if old == NULL:
-            self.memo_next += 1
-        elif not <size_t> old & 1:
-            Py_DECREF(<object> old)
-        return 0
-
-    cdef inline int put(self, Py_ssize_t index) except -1:
-        self.need(1)
-        if index >= self.memo_room:
-            self.memo_grow(index)
-        Py_INCREF(<object> self.stack[self.sp - 1])
-        return self.memo_set(index, self.stack[self.sp - 1])
-
-    cdef int revive(self, Py_ssize_t index) except -1:
-        """Make the object of a slot that the fast path left as an odd word.
-
-        The word is twice the position of a storage key's BINUNICODE plus one.
-        1 stands for objects that nothing is known to ask for again (argument
-        tuples, empty hooks): if a pickle does, it is run again without the fast
-        path.
-        """
-        cdef Py_ssize_t count, at = <Py_ssize_t> (<size_t> self.memo[index] >> 1)
-        if at == 0:
-            raise _Restart
-        count = tio_load32(self.buf + at + 1)
-        if count > self.n - at - 5:  # it was checked, but a mapped file or the caller's buffer may change meanwhile
-            self.wrong("the pickle changed while it was read")
-        key = PyUnicode_DecodeUTF8(<const char *> self.buf + at + 5, count, NULL)
-        Py_INCREF(key)
-        self.memo[index] = <PyObject *> key
-        return 0
-
-    cdef int get(self, Py_ssize_t index) except -1:
-        if index >= self.memo_room or self.memo[index] == NULL:
-            self.wrong(f"memo slot {index} was never set")
-        if <size_t> self.memo[index] & 1:
-            self.revive(index)
-        self.once(<object> self.memo[index])
-        return self.push(<object> self.memo[index])
-
-    cdef inline int once(self, object o) except -1:
-        """`whole_storages` counts mentions of storages, so that each must have a persistent id of its own."""
-        if type(o) is _StorageRef:
-            self.wrong("a storage that is referred to without its persistent id")
-        return 0
-
-    # ------------------------------------------------------------ operands
-
-    cdef inline const uint8_t *take(self, Py_ssize_t count) except NULL:
-        cdef const uint8_t *p = self.buf + self.pos
-        if count > self.n - self.pos:
-            self.short()
-        self.pos += count
-        return p
-
-    cdef const uint8_t *take_u(self, uint64_t count) except NULL:
-        """Like `take`, for lengths as they are in the file."""
-        if count > <uint64_t> (self.n - self.pos):
-            self.short()
-        return self.take(<Py_ssize_t> count)
-
-    cdef int text(self, const uint8_t *p, uint64_t count) except -1:
-        self.charge(COST_OBJECT + <int64_t> count)
-        try:
-            return self.push(PyUnicode_DecodeUTF8(<const char *> p, <Py_ssize_t> count, NULL))
-        except UnicodeDecodeError:
-            self.wrong("expected UTF-8")
-
-    cdef int line(self, const uint8_t **p, Py_ssize_t *count) except -1:
-        """A text argument up to the next newline."""
-        cdef const uint8_t *start = self.buf + self.pos
-        cdef const uint8_t *end = <const uint8_t *> memchr(start, 10, self.n - self.pos)
-        if end == NULL:
-            self.short()
-        p[0] = start
-        count[0] = end - start
-        self.pos += count[0] + 1
-        return 0
-
-    cdef int integer(self, uint64_t count) except -1:
-        """LONG1, LONG4: a little-endian two's complement number."""
-        cdef const uint8_t *p
-        if count > MAX_LONG:
-            raise LimitError(f"pickle integer of {count} bytes; at most {MAX_LONG} are read", offset=self.at)
-        p = self.take_u(count) if count else self.buf
-        return self.push(int.from_bytes(PyBytes_FromStringAndSize(<const char *> p, <Py_ssize_t> count), "little",
-                                        signed=True))
+        self.named = [] if sweep else None
 
     # -------------------------------------------------------------- globals
 
     cdef object find(self, bytes key):
         """The meaning of ``b"module\\nname\\n"``; an Opaque for what is not allowed."""
         found = _GLOBALS.get(key)
-        if found is not None:
-            return (<_Global> found).value if (<_Global> found).kind == K_DTYPE else found
-        found = self.opaque.get(key)
-        if found is not None:
-            return found
+        if found is None:
+            found = self.find_rare(key)
+        elif self.named is not None:
+            self.named.append(_Named((<_Global> found).module, (<_Global> found).name, self.at))
+        if type(found) is _Global:
+            if (<_Global> found).kind == K_VALUE:
+                return (<_Global> found).value
+            if (<_Global> found).kind == K_INERT:
+                return self.inert(key, (<_Global> found).module, (<_Global> found).name)
+        return found
+
+    cdef object find_rare(self, bytes key):
+        """Names that the table does not have as they are: Python 2's, the caller's, the file's own, unknown ones."""
         try:
             module, name, _ = key.decode("utf-8").split("\n")
         except (UnicodeDecodeError, ValueError):
             self.wrong("a name that is not UTF-8, or has a newline")
-        self.charge(COST_OPAQUE + 4 * len(key))
-        found = _Opaque(module, name)
-        self.opaque[key] = found
-        if len(self.refused) < MAX_REFUSED:
+        if self.named is not None:
+            self.named.append(_Named(module, name, self.at))
+        modern = _NAME_MAPPING.get((module, name)) or (_IMPORT_MAPPING.get(module, module), name)
+        found = _GLOBALS.get(f"{modern[0]}\n{modern[1]}\n".encode())
+        if found is not None:
+            return found
+        found = self.rules.allow.get((module, name))
+        if found is not None:
+            return found
+        known = key in self.opaque
+        found = self.inert(key, module, name)
+        own = self.rules.own and module.startswith(self.rules.own)
+        if not (known or own) and len(self.refused) < MAX_REFUSED:
             self.refused.append(f"{module}.{name}")
+        return found
+
+    cdef object inert(self, bytes key, str module, str name):
+        found = self.opaque.get(key)
+        if found is None:
+            self.charge(COST_OPAQUE + 4 * len(key))
+            found = self.opaque[key] = _Opaque(module, name)
         return found
 
     cdef int op_global(self) except -1:
@@ -570,14 +300,14 @@ cdef class _Machine:
             (<list> target.items).extend([(<object> self.stack[i], <object> self.stack[i + 1])
                                           for i in range(height, self.sp, 2)])
             return self.drop(height)
-        if not PyDict_CheckExact(target) and not PyODict_CheckExact(target) and type(target) is not _Counter:
+        if not PyDict_CheckExact(target) and not PyODict_CheckExact(target) and not self.is_dict(target):
             self.expected("a dict", target)
         before = PyDict_Size(target)
         self.charge(COST_ITEM * (self.sp - height) // 2)
         for i in range(height, self.sp, 2):
             key = <object> self.stack[i]
             if not PyUnicode_CheckExact(key):
-                self.check_key(key)
+                key = self.as_key(key)
             if PyDict_CheckExact(target):
                 PyDict_SetItem(target, key, <object> self.stack[i + 1])
             elif PyODict_CheckExact(target):
@@ -596,11 +326,38 @@ cdef class _Machine:
         target = <object> self.stack[height - 1]
         if type(target) is _Opaque:
             target = target.items
-        if not PyList_CheckExact(target):
+        if PyList_CheckExact(target):
+            for i in range(height, self.sp):
+                PyList_Append(target, <object> self.stack[i])
+        elif type(target) in _LISTS or (isinstance(target, list) and self.is_allowed(type(target))):
+            base = list if isinstance(target, list) else type(target)
+            for i in range(height, self.sp):
+                base.append(target, <object> self.stack[i])
+        else:
             self.expected("a list", target)
-        for i in range(height, self.sp):
-            PyList_Append(target, <object> self.stack[i])
         return self.drop(height)
+
+    cdef bint is_dict(self, object target) except -1:
+        """Whether items may be set in it as in a dict."""
+        return type(target) in _DICTS or (isinstance(target, dict) and self.is_allowed(type(target)))
+
+    cdef bint is_allowed(self, object cls) except -1:
+        """Whether the caller allowed a class."""
+        return bool(self.rules.allow) and cls in self.rules.allow.values()
+
+    cdef int op_dict(self, Py_ssize_t height) except -1:
+        """DICT: the pairs above the mark become a dict."""
+        cdef Py_ssize_t i
+        cdef dict out = {}
+        if (self.sp - height) & 1:
+            self.wrong("expected keys and values in pairs")
+        self.charge(COST_DICT + COST_ITEM * (self.sp - height) // 2)
+        for i in range(height, self.sp, 2):
+            out[self.as_key(<object> self.stack[i])] = <object> self.stack[i + 1]
+        if len(out) != (self.sp - height) // 2:
+            self.wrong("a key that occurs twice")
+        self.drop(height)
+        return self.push(out)
 
     cdef int add_items(self, Py_ssize_t height) except -1:
         cdef Py_ssize_t i
@@ -611,9 +368,15 @@ cdef class _Machine:
             self.expected("a set", target)
         self.charge(COST_ITEM * (self.sp - height))
         for i in range(height, self.sp):
-            self.check_key(<object> self.stack[i])
-            (<set> target).add(<object> self.stack[i])
+            (<set> target).add(self.as_key(<object> self.stack[i]))
         return self.drop(height)
+
+    cdef object as_key(self, object key):
+        """A key, once it is known to be cheap to hash."""
+        if type(key) is _Span:
+            key = self.contents(<_Span> key)
+        self.check_key(key)
+        return key
 
     cdef int check_key(self, object key) except -1:
         """Only keys whose hash is cheap and hard to make collide."""
@@ -639,30 +402,73 @@ cdef class _Machine:
             for part in <tuple> key:
                 self.check_key_part(part, depth + 1, nodes)
         elif not (isinstance(key, (str, bytes, bool, float)) or key is None
-                  or type(key) is _Global or type(key) is _Opaque):
+                  or type(key) in _PLAIN_KEYS or type(key) is _Global or type(key) is _Opaque):
             self.expected("a key of a plain type", key)
         return 0
 
     # --------------------------------------------------------------- calls
 
     cdef int op_reduce(self) except -1:
-        cdef object callee, args
+        cdef object args
         self.need(2)
-        callee = <object> self.stack[self.sp - 2]
         args = <object> self.stack[self.sp - 1]
         if not PyTuple_CheckExact(args):
             self.expected("a tuple of arguments", args)
-        out = self.call(callee, <tuple> args)
+        out = self.call(<object> self.stack[self.sp - 2], <tuple> args, None)
         self.drop(self.sp - 2)
         return self.push(out)
 
-    cdef object call(self, object callee, tuple args):
+    cdef int op_newobj_ex(self) except -1:
+        """cls.__new__(cls, *args, **kwargs)."""
+        self.need(3)
+        args, kwargs = <object> self.stack[self.sp - 2], <object> self.stack[self.sp - 1]
+        if not PyTuple_CheckExact(args):
+            self.expected("a tuple of arguments", args)
+        if type(kwargs) is not dict:
+            self.expected("a dict of arguments", kwargs)
+        out = self.call(<object> self.stack[self.sp - 3], <tuple> args, <dict> kwargs)
+        self.drop(self.sp - 3)
+        return self.push(out)
+
+    cdef int op_inst(self) except -1:
+        """INST and OBJ: a class and, from the mark on, its arguments; INST names the class in its own text."""
+        cdef const uint8_t *module
+        cdef const uint8_t *name
+        cdef Py_ssize_t n_module, n_name, height
+        if self.buf[self.at] == c"i":
+            self.line(&module, &n_module)
+            self.line(&name, &n_name)
+            height = self.unmark()
+            cls = self.find(PyBytes_FromStringAndSize(<const char *> module, n_module + n_name + 2))
+            first = height
+        else:
+            height = self.unmark()
+            if height == self.sp:
+                self.wrong("expected a class behind the mark")
+            cls = <object> self.stack[height]
+            first = height + 1
+        self.charge(COST_OBJECT + 8 * (self.sp - height))
+        args = tuple([<object> self.stack[i] for i in range(first, self.sp)])
+        out = self.call(cls, args, None)
+        self.drop(height)
+        return self.push(out)
+
+    cdef int op_extension(self, uint32_t code) except -1:
+        """EXT1, EXT2, EXT4: a name that only the process which wrote the pickle knows."""
+        return self.push(self.find(f"copyreg\nextension {code}\n".encode()))
+
+    cdef object call(self, object callee, tuple args, dict kwargs):
+        """What ``callee(*args)`` stands for; also for classes and their ``__new__``."""
         cdef int kind
         if type(callee) is _Opaque:
             self.charge(COST_OPAQUE)
-            return _Opaque(callee.module, callee.name, args)
+            out = _Opaque(callee.module, callee.name, args)
+            out.kwargs = kwargs or None
+            return out
         if type(callee) is not _Global:
-            self.expected("something to call", callee)
+            return self.call_value(callee, args, kwargs)
+        if kwargs:
+            self.wrong(f"{callee!r} takes no named arguments")
         kind = (<_Global> callee).kind
         if kind == K_REBUILD_V2:
             return self.rebuild(args, 2)
@@ -677,371 +483,92 @@ cdef class _Machine:
             return PyODict_New()
         try:
             return self.call_rare(kind, callee, args)
-        except FormatError as error:
+        except (FormatError, UnsupportedError) as error:
             if error.offset is None:
                 error.offset = self.at
             raise
-        except UnsupportedError as error:
-            error.offset = self.at
-            raise
+
+    cdef object call_value(self, object callee, tuple args, dict kwargs):
+        """Calls of what stands for itself in the tree: torch's classes of old, and classes that the caller allowed."""
+        if type(callee) is _TorchTag:
+            return self.old_tensor(callee, args)
+        if isinstance(callee, type) and self.is_allowed(callee):
+            from tensorio import allowing
+            return allowing.make(callee, args, kwargs or {})
+        self.expected("something to call", callee)
+
+    cdef object old_tensor(self, object tag, tuple args):
+        """torch.nn.Parameter(tensor) and torch.FloatTensor() of releases up to 0.3, filled by their state."""
+        self.charge(COST_OPAQUE)
+        if not args:
+            return _Unbuilt(tag)
+        if not self.is_tensor(args[0]) or len(args) > 2:
+            self.wrong(f"{tag} is a tag here and can't be called with what is no tensor")
+        if type(args[0]) is Leaf and tag in ("torch.nn.parameter.Parameter", "torch.nn.Parameter"):
+            self.row_of(<Leaf> args[0]).flags |= TIO_ROW_PARAMETER
+        return args[0]
 
     cdef object call_rare(self, int kind, _Global callee, tuple args):
         # What these make is an object of fixed size, plus at most a copy of their first argument.
         self.charge(COST_OPAQUE + (COST_ITEM * <int64_t> len(args[0]) if args and isinstance(args[0], _SIZED) else 0))
+        if kind == K_REBUILD_KIND:
+            return _REBUILD_KINDS[callee.kind_name](args, self)
+        if kind == K_REBUILD_QTENSOR:
+            return self.qtensor(args)
+        if kind == K_REBUILD_FROM_TYPE:
+            return self.from_type(args)
+        if kind == K_REBUILD_PARAMETER_STATE:
+            if len(args) != 4:
+                self.wrong(f"expected 4 arguments to rebuild a parameter with state, found {len(args)}")
+            return self.parameter(args[:3])
         if kind == K_CALL or kind == K_ORDERED_DICT:
-            return _CALLS[callee.kind_name](args, self.check)
-        if kind == K_NP_SCALAR:
-            return _rebuild_module().np_scalar(args)
-        if kind == K_NP_RECONSTRUCT:
-            made = _rebuild_module().np_reconstruct(args)
-        elif kind == K_NP_DTYPE:
-            made = _rebuild_module().np_dtype(args)
-        else:
-            self.wrong(f"{callee.module}.{callee.name} is a tag and can't be called")
-        self.unfilled[id(made)] = made
-        return made
+            return _CALLS[callee.kind_name](self.spelled_out(args), self.check)
+        if kind == K_NEWOBJ or kind == K_RECONSTRUCTOR:
+            return self.call_class(kind, args)
+        if kind == K_LOAD_FROM_BYTES:
+            return self.load_from_bytes(args)
+        if kind == K_JOBLIB_ARRAY:
+            return _Unbuilt("joblib_array")
+        return self.call_numpy(kind, callee, args)
+
+    cdef object call_class(self, int kind, tuple args):
+        """copyreg's two ways to make an object before protocol 2: (class, *arguments) and (class, base, value)."""
+        if not args or (kind == K_RECONSTRUCTOR and len(args) != 3):
+            self.wrong("expected a class and what to make of it")
+        if type(args[0]) is _Global and (<_Global> args[0]).kind in (K_NEWOBJ, K_RECONSTRUCTOR):
+            self.expected("a class", args[0])
+        if kind == K_NEWOBJ:
+            return self.call(args[0], args[1:], None)
+        return self.call(args[0], () if args[2] is None else (args[2],), None)
+
+    cdef object qtensor(self, tuple args):
+        """(storage, offset, size, stride, quantizer, requires_grad, hooks)."""
+        cdef _StorageRef ref
+        if len(args) != 7:
+            self.wrong(f"expected 7 arguments to rebuild a quantized tensor, found {len(args)}")
+        if type(args[0]) is _Opaque:
+            return _Opaque("torch._utils", "_rebuild_qtensor", args)
+        if type(args[0]) is not _StorageRef:
+            self.expected("a storage", args[0])
+        ref = <_StorageRef> args[0]
+        # Elements of 2 and 4 bits can't be a view: the storage as it is, and what it would be.
+        packed = ref.cls.name in ("QUInt4x2Storage", "QUInt2x4Storage")
+        values = self.whole_storage(ref) if packed else self.rebuild(args[:4], 1)
+        return _REBUILD_KINDS["rebuild_qtensor"]((values, args[4], args[5], ref.cls.name, args[1:4]), self)
+
+    cdef object from_type(self, tuple args):
+        """(function, class, arguments, state): a subclass of tensor."""
+        if len(args) != 4 or not PyTuple_CheckExact(args[2]):
+            self.wrong("expected a function, a class, arguments and a state to rebuild a tensor of some type")
+        func = args[0]
+        if type(func) is not _Global and type(func) is not _Opaque:
+            self.expected("a function", func)
+        made = self.call(func, <tuple> args[2], None)
+        return _REBUILD_KINDS["from_type"]((made, args[1], args[3]), self)
 
     def check(self, key):
         """Refuse what is expensive to hash."""
         self.check_key(key)
-
-    # ------------------------------------------------------------- storages
-
-    cdef int op_binpersid(self) except -1:
-        """("storage", class, key, location, numel) becomes a `_StorageRef`."""
-        cdef object pid, cls, key
-        cdef _StorageRef ref
-        cdef const char *text
-        cdef Py_ssize_t count
-        self.need(1)
-        pid = <object> self.stack[self.sp - 1]
-        if not PyTuple_CheckExact(pid) or PyTuple_GET_SIZE(pid) != 5:
-            self.expected("a persistent id of 5 parts", pid)
-        if not _is_word(<object> PyTuple_GET_ITEM(pid, 0), "storage"):
-            self.wrong("expected a persistent id that begins with 'storage'")
-        cls = <object> PyTuple_GET_ITEM(pid, 1)
-        key = <object> PyTuple_GET_ITEM(pid, 2)
-        if type(cls) is _Opaque:
-            return self.opaque_storage(pid)
-        if type(cls) is not _Global or ((<_Global> cls).kind != K_STORAGE and (<_Global> cls).kind != K_UNTYPED):
-            self.expected("a storage class in a persistent id", cls)
-        if type(key) is bytes:  # how Python 2 wrote it
-            key = (<bytes> key).decode("latin-1")
-        if not PyUnicode_CheckExact(key):
-            self.expected("a storage key (str)", key)
-        text = PyUnicode_AsUTF8AndSize(key, &count)
-        ref = _StorageRef()
-        ref.numel = self.whole(<object> PyTuple_GET_ITEM(pid, 4), "the number of elements of a storage")
-        ref.cls = <_Global> cls
-        ref.record = self.mention(<const uint8_t *> text, count, ref.cls, ref.numel)
-        self.bare_storages += 1
-        self.drop(self.sp - 1)
-        return self.push(ref)
-
-    cdef Py_ssize_t mention(self, const uint8_t *key, Py_ssize_t count, _Global cls, int64_t numel) except -1:
-        """The record of a storage key, proven to hold exactly what the pickle says, each time in the same words."""
-        cdef Py_ssize_t record = self.find_record(key, count)
-        cdef Seen *seen
-        cdef uint64_t want
-        if record < 0:
-            self.wrong(f"storage {self.shown(key, count)} has no record in the archive")
-        seen = &self.seen[record]
-        if seen.cls == <void *> cls and seen.numel == numel:
-            return record
-        if seen.cls != NULL:
-            self.wrong(f"storage {self.shown(key, count)} is mentioned twice, with different types or sizes")
-        if not tio_mul(<uint64_t> numel, <uint64_t> cls.itemsize, &want) \
-                or want != <uint64_t> self.extents[3 * record + 2]:
-            raise HeaderError(
-                f"storage {self.shown(key, count)}: expected {numel} elements of {cls.itemsize} bytes, found a record "
-                f"of {self.extents[3 * record + 2]} bytes", offset=self.at)
-        seen.cls = <void *> cls
-        seen.numel = numel
-        return record
-
-    cdef Py_ssize_t find_record(self, const uint8_t *key, Py_ssize_t count) except -2:
-        """The record of a storage key; -1 if there is none."""
-        cdef int64_t number = tio_decimal(key, count)
-        cdef object found
-        if 0 <= number < self.n_numbers:
-            return self.numbers[number]
-        found = self.keys.get(PyUnicode_DecodeUTF8(<const char *> key, count, NULL))
-        return -1 if found is None else <Py_ssize_t> found
-
-    cdef str shown(self, const uint8_t *key, Py_ssize_t count):
-        return escaped(PyBytes_FromStringAndSize(<const char *> key, min(count, 100)))
-
-    cdef int opaque_storage(self, tuple pid) except -1:
-        out = _Opaque("", "persistent id", pid)
-        self.drop(self.sp - 1)
-        return self.push(out)
-
-    cdef int64_t whole(self, object value, str what) except -1:
-        """A non-negative int below 2^63."""
-        cdef int overflow = 0
-        cdef long long n
-        if not PyLong_CheckExact(value):
-            self.expected(f"an int as {what}", value)
-        n = PyLong_AsLongLongAndOverflow(value, &overflow)
-        if overflow or n < 0:
-            self.wrong(f"{what} is negative or over 2^63 - 1")
-        return n
-
-    # -------------------------------------------------------------- tensors
-
-    cdef object rebuild(self, tuple args, int version):
-        """A view: (storage, offset, size, stride[, requires_grad, hooks[, dtype]][, metadata])."""
-        cdef Py_ssize_t count = PyTuple_GET_SIZE(args), fixed = 4 if version == 1 else 4 + version
-        cdef _StorageRef ref
-        cdef tio_row row
-        cdef int64_t[2 * MAX_RANK] dims
-        cdef int itemsize
-        cdef object storage
-        if count != fixed and not (version > 1 and count == fixed + 1):
-            self.wrong(f"expected {fixed} arguments to rebuild a tensor, found {count}")
-        storage = <object> PyTuple_GET_ITEM(args, 0)
-        if type(storage) is _Opaque:
-            return _Opaque("torch._utils", "_rebuild_tensor", args)
-        if type(storage) is not _StorageRef:
-            self.expected("a storage", storage)
-        ref = <_StorageRef> storage
-        self.bare_storages -= 1
-        row.dtype = ref.cls.dtype
-        row.flags = 0
-        itemsize = ref.cls.itemsize
-        if version == 3:
-            itemsize = self.dtype_v3(ref, <object> PyTuple_GET_ITEM(args, 6), &row)
-        elif ref.cls.kind == K_UNTYPED:
-            self.wrong("an untyped storage needs a dtype")
-        if version > 1:
-            self.check_grad(<object> PyTuple_GET_ITEM(args, 4), <object> PyTuple_GET_ITEM(args, 5), &row)
-        if count > fixed:
-            self.check_bits(<object> PyTuple_GET_ITEM(args, fixed), &row)
-        row.rank = self.read_dims(<object> PyTuple_GET_ITEM(args, 2), <object> PyTuple_GET_ITEM(args, 3), dims)
-        self.geometry(self.whole(<object> PyTuple_GET_ITEM(args, 1), "the storage offset"), ref.record, itemsize, &row,
-                      dims)
-        return self.tensor(&row, dims)
-
-    cdef Py_ssize_t read_dims(self, object size, object stride, int64_t *dims) except -1:
-        """Size and stride, as Python has them; the rank."""
-        cdef Py_ssize_t i, rank
-        if not isinstance(size, (tuple, list)) or not isinstance(stride, (tuple, list)):
-            self.wrong("expected size and stride as tuples of int")
-        rank = len(size)
-        if rank != len(stride):
-            self.wrong(f"size has {rank} dimensions and stride {len(stride)}")
-        if rank > MAX_RANK:
-            raise LimitError(f"tensor of {rank} dimensions; at most {MAX_RANK} are read", offset=self.at)
-        for i in range(rank):
-            dims[i] = self.whole(size[i], "a size")
-            dims[rank + i] = self.whole(stride[i], "a stride")
-        return rank
-
-    cdef int dtype_v3(self, _StorageRef ref, object dtype, tio_row *row) except -1:
-        if type(dtype) is not _TorchDType:
-            self.expected("a dtype", dtype)
-        if ref.cls.kind != K_UNTYPED:
-            self.wrong("expected an untyped storage")
-        known = _BY_NAME[dtype]
-        row.dtype = known.code
-        return known.itemsize
-
-    cdef int check_grad(self, object requires_grad, object hooks, tio_row *row) except -1:
-        if requires_grad is True:
-            row.flags |= TIO_ROW_REQUIRES_GRAD
-        elif requires_grad is not False:
-            self.expected("a bool as requires_grad", requires_grad)
-        if hooks is not None and not PyODict_CheckExact(hooks):
-            self.expected("an OrderedDict of hooks", hooks)
-        return 0
-
-    cdef int check_bits(self, object metadata, tio_row *row) except -1:
-        """The conjugate and negative bits; other keys are notes that torch ignores, too."""
-        if type(metadata) is not dict:
-            self.expected("a dict of tensor metadata", metadata)
-        for name, bit in (("conj", TIO_ROW_CONJ), ("neg", TIO_ROW_NEG)):
-            value = (<dict> metadata).get(name, False)
-            if value is True:
-                row.flags |= bit
-            elif value is not False:
-                self.expected(f"a bool as {name}", value)
-        return 0
-
-    cdef int geometry(self, int64_t first, Py_ssize_t record, int itemsize, tio_row *row, int64_t *dims) except -1:
-        """Prove the view inside its record, turn strides into bytes, and fill the row.
-
-        `first` and the strides in `dims` count elements; all are known not to be negative.
-        """
-        cdef Py_ssize_t i, rank = row.rank
-        cdef uint64_t offset, span = 0, term, n, room
-        cdef bint empty = False
-        cdef const int64_t *extent = self.extents + 3 * record
-        for i in range(rank):
-            empty = empty or dims[i] == 0
-        for i in range(rank):
-            n = <uint64_t> (dims[i] - 1) if dims[i] else 0
-            if not tio_mul(<uint64_t> dims[rank + i], <uint64_t> itemsize, &term) or term >> 63:
-                if n and not empty:
-                    self.wrong("a stride of over 2^63 - 1 bytes")
-                term = 0  # never stepped along
-            dims[rank + i] = <int64_t> term
-            if not empty and (not tio_mul(n, term, &term) or not tio_add(span, term, &span)):
-                self.wrong("size and stride overflow")
-        row.storage = extent[0] if extent[0] >= 0 else -1 - record  # not raw in the file: a storage is made for it
-        row.offset = extent[1]
-        row.chunks = 1
-        row.chunk = 0
-        row.nbytes = 0
-        if empty:
-            return 0
-        room = <uint64_t> extent[2]
-        if not tio_mul(<uint64_t> first, <uint64_t> itemsize, &offset) \
-                or not tio_add(span, <uint64_t> itemsize, &span) or offset > room or span > room - offset:
-            self.wrong(f"the tensor leaves its storage: expected at most {room} bytes, found a view of {span} bytes at "
-                       f"{offset}")
-        row.offset += <int64_t> offset
-        row.nbytes = <int64_t> span
-        return 0
-
-    cdef object tensor(self, tio_row *row, int64_t *dims):
-        """An array, or a leaf and a row."""
-        cdef Leaf leaf
-        self.charge(COST_TENSOR + 16 * row.rank)
-        if self.leases is not None and (self.wanted is None or self.n_rows in self.wanted):
-            self.n_rows += 1
-            return self.array(row, dims)
-        leaf = Leaf.__new__(Leaf)
-        leaf.row = self.n_rows
-        if self.leases is None:
-            self.keep_row(row, dims)
-        self.n_rows += 1
-        return leaf
-
-    cdef object array(self, tio_row *row, int64_t *dims):
-        cdef object lease
-        cdef int64_t i
-        cdef uint64_t made
-        if row.storage >= 0:
-            lease = self.leases[row.storage]
-        else:
-            lease = self.decode(-1 - row.storage, row.dtype)
-        out = self.make_view(<PyObject *> lease, row.dtype, row.rank, dims, dims + row.rank, row.offset, row.nbytes)
-        if row.flags & (TIO_ROW_CONJ | TIO_ROW_NEG):
-            made = <uint64_t> out.itemsize
-            for i in range(row.rank):  # a copy is made, which may be larger than the bytes it is of
-                if dims[row.rank + i] and (not tio_mul(made, <uint64_t> dims[i], &made) or made >> 62):
-                    made = <uint64_t> 1 << 62
-                    break
-            self.charge(max(0, <int64_t> made - row.nbytes))
-            out = _lazy_bits(out, row.flags & TIO_ROW_CONJ, row.flags & TIO_ROW_NEG)
-        return out
-
-    cdef int keep_row(self, tio_row *row, int64_t *dims) except -1:
-        self.grow_rows(2 * row.rank)
-        row.dims = self.n_dims
-        memcpy(self.dims + self.n_dims, dims, 2 * row.rank * sizeof(int64_t))
-        self.n_dims += 2 * row.rank
-        self.rows[self.n_rows] = row[0]
-        return 0
-
-    cdef int grow_rows(self, Py_ssize_t more_dims) except -1:
-        cdef Py_ssize_t room
-        cdef void *p
-        if self.n_rows == self.rows_room:
-            room = 2 * self.rows_room if self.rows_room else 64
-            p = PyMem_Realloc(self.rows, room * sizeof(tio_row))
-            if p == NULL:
-                raise MemoryError()
-            self.rows = <tio_row *> p
-            self.rows_room = room
-        if self.n_dims + more_dims > self.dims_room:
-            room = 2 * self.dims_room + more_dims + 256
-            p = PyMem_Realloc(self.dims, room * sizeof(int64_t))
-            if p == NULL:
-                raise MemoryError()
-            self.dims = <int64_t *> p
-            self.dims_room = room
-        return 0
-
-    cdef object parameter(self, tuple args):
-        """(tensor, requires_grad, hooks): the same tensor, marked."""
-        cdef tio_row scratch
-        cdef tio_row *row = &scratch
-        scratch.flags = 0
-        if len(args) != 3:
-            self.wrong(f"expected 3 arguments to rebuild a parameter, found {len(args)}")
-        tensor = args[0]
-        if type(tensor) is _Opaque:
-            return _Opaque("torch._utils", "_rebuild_parameter", args)
-        if type(tensor) is Leaf:
-            if self.leases is None:
-                row = &self.rows[(<Leaf> tensor).row]
-                row.flags &= ~<int64_t> TIO_ROW_REQUIRES_GRAD
-        elif self.ndarray is None or type(tensor) is not self.ndarray:
-            self.expected("a tensor", tensor)
-        self.check_grad(args[1], args[2], row)
-        row.flags |= TIO_ROW_PARAMETER
-        return tensor
-
-    # ------------------------------------------------------- the fast path
-
-    cdef inline bint at_rebuild(self):
-        cdef object top = <object> self.stack[self.sp - 1]
-        return type(top) is _Global and (<_Global> top).kind == K_REBUILD_V2
-
-    cdef bint fast_tensor(self) except -1:
-        """Take all opcodes of a plain tensor at once, and make nothing but the tensor.
-
-        Called behind the MARK of a `_rebuild_tensor_v2` call. Bytes that are
-        anything else than `csrc/tensor_ops.h` describes are left to the slow
-        path, as are memo slots that hold something else.
-        """
-        cdef tio_tensor_ops ops
-        cdef tio_row row
-        cdef _Global cls
-        cdef object key
-        cdef const uint8_t *text
-        cdef Py_ssize_t i, count, record
-        if not tio_tensor_ops_match(self.buf, <uint64_t> self.n, <uint64_t> self.pos, &ops):
-            return False
-        if not _is_word(self.peek(ops.word), "storage") or not PyUnicode_CheckExact(self.peek(ops.location)) \
-                or self.kind_at(ops.cls) != K_STORAGE or self.kind_at(ops.hooks) != K_ORDERED_DICT:
-            return False
-        if ops.key_slot < 0:
-            text, count = ops.key, <Py_ssize_t> ops.key_len
-        else:
-            key = self.peek(<Py_ssize_t> ops.key_slot)
-            if not PyUnicode_CheckExact(key):
-                return False
-            text = <const uint8_t *> PyUnicode_AsUTF8AndSize(key, &count)
-        cls = <_Global> self.peek(ops.cls)
-        record = self.mention(text, count, cls, ops.numel)
-        row.flags = TIO_ROW_REQUIRES_GRAD if ops.requires_grad else 0
-        row.dtype = cls.dtype
-        row.rank = ops.rank
-        self.geometry(ops.offset, record, cls.itemsize, &row, ops.dims)
-        made = self.tensor(&row, ops.dims)
-        for i in range(TIO_TENSOR_PUTS):
-            if ops.puts[i] >= 0:
-                self.memo_set(<Py_ssize_t> ops.puts[i], <PyObject *> <size_t> (1 if i else 2 * ops.key_at + 1))
-        self.pos = <Py_ssize_t> ops.end
-        self.drop(self.sp - 1)
-        self.push(made)
-        return True
-
-    cdef inline object peek(self, Py_ssize_t slot):
-        """What a memo slot holds; None if nothing, or nothing that was made."""
-        if slot >= self.memo_room or self.memo[slot] == NULL:
-            return None
-        if <size_t> self.memo[slot] & 1:
-            if <size_t> self.memo[slot] == 1:
-                return None
-            self.revive(slot)
-        return <object> self.memo[slot]
-
-    cdef inline int kind_at(self, Py_ssize_t slot) except -1:
-        cdef object held = self.peek(slot)
-        return (<_Global> held).kind if type(held) is _Global else K_OPAQUE
 
     # ---------------------------------------------------------------- state
 
@@ -1054,22 +581,61 @@ cdef class _Machine:
             target.state = state
         elif PyODict_CheckExact(target) or type(target) is _Counter:
             self.set_attributes(target, state)
-        elif self.unfilled.pop(id(target), None) is not None:
-            self.numpy_state(target, state)
+        elif type(target) is _Unbuilt:
+            state = self.pop()
+            return self.replace(self.build(target, state))
+        elif id(target) not in self.unfilled and self.is_tensor(target):
+            self.old_variable(target, state)
         else:
-            self.expected("an object that takes a state", target)
+            self.build_in_place(target, state)
         return self.drop(self.sp - 1)
 
-    cdef int numpy_state(self, object target, object state) except -1:
-        """Fill an array or dtype that was made for it, once."""
+    cdef object build(self, object unbuilt, object state):
+        """What an object without contents becomes with its state."""
         try:
-            if type(target).__name__ == "ndarray":
-                _rebuild_module().np_state(target, state, self.unfilled, self.nested)
-            else:
-                _rebuild_module().np_dtype_state(target, state)
+            if type(unbuilt.kind) is _TorchTag:
+                return self.old_state(unbuilt.kind, state)
+            if unbuilt.kind == "np_array":
+                return self.np_array(state)
+            if unbuilt.kind == "joblib_array":
+                return self.joblib_array(state)
+            return _STATES[unbuilt.kind](unbuilt, state, self.check)
         except (FormatError, UnsupportedError) as error:
-            error.offset = self.at
+            if error.offset is None:
+                error.offset = self.at
             raise
+
+    cdef int build_in_place(self, object target, object state) except -1:
+        try:
+            if self.unfilled.pop(id(target), None) is not None:
+                self.numpy_state(target, state)
+            elif type(target) in _STATES:
+                _STATES[type(target)](target, state, self.check)
+            elif self.is_allowed(type(target)):
+                from tensorio import allowing
+                allowing.set_state(target, state)
+            else:
+                self.expected("an object that takes a state", target)
+        except (FormatError, UnsupportedError) as error:
+            if error.offset is None:
+                error.offset = self.at
+            raise
+        return 0
+
+    cdef object old_state(self, object tag, object state):
+        """A tensor of the time before `_rebuild_tensor`: (storage, offset, size, stride), or a Variable around one."""
+        if PyTuple_CheckExact(state) and len(state) == 4 and type(state[0]) is _StorageRef:
+            return self.rebuild(state, 1)
+        if PyTuple_CheckExact(state) and len(state) == 5 and self.is_tensor(state[0]):
+            return state[0]
+        self.wrong(f"expected the state of a {tag}: storage, offset, size and stride, or a tensor and its flags")
+
+    cdef int old_variable(self, object target, object state) except -1:
+        """Releases up to 0.3: (requires_grad, volatile, hooks) of a Variable."""
+        if not PyTuple_CheckExact(state) or len(state) != 3 or type(state[0]) is not bool:
+            self.wrong("expected the state of a Variable: requires_grad, volatile and hooks")
+        if type(target) is Leaf and state[0] is True:
+            self.row_of(<Leaf> target).flags |= TIO_ROW_REQUIRES_GRAD
         return 0
 
     cdef int set_attributes(self, object target, object state) except -1:
@@ -1082,15 +648,59 @@ cdef class _Machine:
         target.__dict__.update(state)
         return 0
 
-    cdef int op_newobj(self) except -1:
-        """cls.__new__(cls, *args) for classes that are not allowed: inert. OrderedDict and set as a call."""
-        self.need(2)
-        args = <object> self.stack[self.sp - 1]
-        if not PyTuple_CheckExact(args):
-            self.expected("a tuple of arguments", args)
-        out = self.call(<object> self.stack[self.sp - 2], <tuple> args)
-        self.drop(self.sp - 2)
+    # ------------------------------------------------------- persistent ids
+
+    cdef int op_persid(self, object pid) except -1:
+        """What a persistent id stands for goes where it was: at the top of the stack."""
+        if PyUnicode_CheckExact(pid):
+            self.drop(self.sp - 1)
+            return self.push(self.place(pid))
+        word = <object> PyTuple_GET_ITEM(pid, 0) if PyTuple_CheckExact(pid) and PyTuple_GET_SIZE(pid) else None
+        count = len(pid) if word is not None else 0
+        if _is_word(word, "storage"):
+            if count != 5 and not (count == 6 and self.rules.legacy) and self.named is None:
+                self.wrong(f"expected a persistent id of 5 parts, found {count}")
+            if 5 <= count <= 6 and type(<object> PyTuple_GET_ITEM(pid, 1)) is not _Opaque:
+                return self.op_binpersid(self.rules.legacy)
+        elif _is_word(word, "module") and count == 4 and self.rules.legacy:  # class, source file, source
+            cls = <object> PyTuple_GET_ITEM(pid, 1)
+            self.drop(self.sp - 1)
+            return self.push(cls)
+        elif not (self.named is not None or (self.lenient and type(word) is str)):
+            self.expected("a persistent id: ('storage', class, key, location, numel)", pid)
+        out = _Opaque("", "persistent id", pid if PyTuple_CheckExact(pid) else (pid,))
+        self.charge(COST_OPAQUE)
+        self.drop(self.sp - 1)
         return self.push(out)
+
+    cdef object place(self, str key):
+        """A tensor or storage that is described elsewhere in the file."""
+        cdef tio_row row
+        cdef int64_t[2 * MAX_RANK] dims
+        cdef Py_ssize_t record
+        cdef int itemsize
+        found = self.placed_made.get(key)
+        if found is not None:
+            return found
+        placed = None if self.placed is None else self.placed.get(key)
+        if placed is None:
+            if self.named is not None:
+                return _Opaque("", "persistent id", (key,))
+            self.wrong(f"persistent id {escaped(key)}: there is no such tensor in the file")
+        record = placed.record
+        if not 0 <= record < self.n_records:
+            raise ValueError(f"record {record}")
+        known = _BY_NAME[placed.dtype]
+        row.dtype, row.flags, itemsize = known.code, 0, known.itemsize
+        if placed.size is None:
+            row.rank = 1
+            dims[0], dims[1] = self.extents[record].nbytes // itemsize, 1
+        else:
+            row.rank = self.read_dims(placed.size, placed.stride, dims)
+        self.geometry(self.whole(placed.offset, "the storage offset"), record, 0, self.extents[record].nbytes, itemsize,
+                      &row, dims)
+        found = self.placed_made[key] = self.tensor(&row, dims)
+        return found
 
     # ------------------------------------------------------------- the loop
 
@@ -1148,7 +758,8 @@ cdef class _Machine:
             elif op == c"R":  # REDUCE
                 self.op_reduce()
             elif op == c"Q":  # BINPERSID
-                self.op_binpersid()
+                self.need(1)
+                self.op_persid(<object> self.stack[self.sp - 1])
             elif op == 0x89:  # NEWFALSE
                 self.push(False)
             elif op == 0x88:  # NEWTRUE
@@ -1189,9 +800,8 @@ cdef class _Machine:
         return 0
 
     cdef int rare_op(self, uint8_t op) except -1:
-        """Opcodes that torch does not write for tensors."""
+        """Opcodes that torch does not write for tensors; first those that it writes for values."""
         cdef uint64_t count
-        cdef Py_ssize_t i, height
         if op == 0x80:  # PROTO
             if self.take(1)[0] > 5:
                 self.wrong(f"expected protocol 5 or less, found {self.buf[self.pos - 1]}")
@@ -1200,21 +810,15 @@ cdef class _Machine:
         elif op == 0x8b:  # LONG4
             self.integer(tio_load32(self.take(4)))
         elif op == 0x81:  # NEWOBJ
-            self.op_newobj()
+            self.op_reduce()
+        elif op == 0x92:  # NEWOBJ_EX
+            self.op_newobj_ex()
         elif op == 0x8c:  # SHORT_BINUNICODE
             count = self.take(1)[0]
             self.text(self.take_u(count) if count else self.buf, count)
         elif op == 0x8d:  # BINUNICODE8
             count = tio_load64(self.take(8))
             self.text(self.take_u(count) if count else self.buf, count)
-        elif op == c"U":  # SHORT_BINSTRING: Python 2's str, taken as text
-            count = self.take(1)[0]
-            self.text(self.take_u(count) if count else self.buf, count)
-        elif op == c"C" or op == c"B" or op == 0x8e:  # SHORT_BINBYTES, BINBYTES, BINBYTES8
-            count = self.take(1)[0] if op == c"C" else tio_load32(self.take(4)) if op == c"B" \
-                else tio_load64(self.take(8))
-            self.push(PyBytes_FromStringAndSize(<const char *> self.take_u(count) if count else NULL,
-                                                <Py_ssize_t> count))
         elif op == 0x95:  # FRAME: a hint for readers of streams, but it may not lie
             count = tio_load64(self.take(8))
             if count > <uint64_t> (self.n - self.pos):
@@ -1224,86 +828,148 @@ cdef class _Machine:
             self.put(self.memo_next)
         elif op == 0x93:  # STACK_GLOBAL
             self.op_stack_global()
-        elif op == 0x8f:  # EMPTY_SET
-            self.charge(COST_SET)
-            self.push(set())
-        elif op == 0x90:  # ADDITEMS
-            self.add_items(self.unmark())
         elif op == c"0":  # POP
             if self.sp == self.floor and self.mp:
                 self.unmark()
             else:
                 self.need(1)
-                self.drop(self.sp - 1)
+                self.drop_top()
         elif op == c"1":  # POP_MARK
             self.drop(self.unmark())
+        elif op == c"2":  # DUP
+            self.need(1)
+            self.again(<object> self.stack[self.sp - 1])
+            self.push(<object> self.stack[self.sp - 1])
+        elif op == c"i" or op == c"o":  # INST, OBJ
+            self.op_inst()
+        elif op == 0x82:  # EXT1
+            self.op_extension(self.take(1)[0])
+        elif op == 0x83:  # EXT2
+            count = self.take(2)[0]
+            self.op_extension(<uint32_t> (count | <uint32_t> self.buf[self.pos - 1] << 8))
+        elif op == 0x84:  # EXT4
+            self.op_extension(tio_load32(self.take(4)))
+        elif not self.bytes_op(op) and not self.container_op(op) and not self.text_op(op):
+            if op == 0x97 or op == 0x98:  # NEXT_BUFFER, READONLY_BUFFER
+                raise UnsupportedError(f"pickle opcode 0x{op:02x}: a buffer that was handed over outside of the file",
+                                       offset=self.at)
+            self.wrong("no pickle has such an opcode")
+        return 0
+
+    cdef int drop_top(self) except -1:
+        if type(<object> self.stack[self.sp - 1]) is _StorageRef:
+            self.placeholders -= 1
+        return self.drop(self.sp - 1)
+
+    cdef bint container_op(self, uint8_t op) except -1:
+        cdef Py_ssize_t i, height
+        if op == 0x8f:  # EMPTY_SET
+            self.charge(COST_SET)
+            self.push(set())
+        elif op == 0x90:  # ADDITEMS
+            self.add_items(self.unmark())
         elif op == 0x91:  # FROZENSET
             height = self.unmark()
             self.charge(COST_SET + COST_ITEM * (self.sp - height))
-            for i in range(height, self.sp):
-                self.check_key(<object> self.stack[i])
-            elements = frozenset([<object> self.stack[i] for i in range(height, self.sp)])
+            elements = frozenset([self.as_key(<object> self.stack[i]) for i in range(height, self.sp)])
             self.drop(height)
             self.push(elements)
-        elif op == 0x96:  # BYTEARRAY8
-            count = tio_load64(self.take(8))
-            self.push(bytearray(PyBytes_FromStringAndSize(<const char *> self.take_u(count) if count else NULL,
-                                                          <Py_ssize_t> count)))
-        elif op == c"2":  # DUP
-            self.need(1)
-            self.once(<object> self.stack[self.sp - 1])
-            self.push(<object> self.stack[self.sp - 1])
         elif op == c"l":  # LIST
             self.op_list(self.unmark())
+        elif op == c"d":  # DICT
+            self.op_dict(self.unmark())
         else:
-            raise UnsupportedError(f"pickle opcode 0x{op:02x} is not read in this version", offset=self.at)
-        return 0
+            return False
+        return True
+
+    cdef bint text_op(self, uint8_t op) except -1:
+        """Protocol 0, whose arguments are lines of text."""
+        if op == c"I":  # INT
+            self.push(self.text_int(False))
+        elif op == c"L":  # LONG
+            self.push(self.text_int(True))
+        elif op == c"F":  # FLOAT
+            self.push(self.text_float())
+        elif op == c"V":  # UNICODE
+            self.push(self.text_unicode())
+        elif op == c"S":  # STRING
+            self.push(self.decoded(self.text_string(), self.encoding))
+        elif op == c"g":  # GET
+            self.get(self.text_index())
+        elif op == c"p":  # PUT
+            self.put(self.text_index())
+        elif op == c"P":  # PERSID
+            self.push(self.place(self.text_line(MAX_DIGITS).decode("latin-1")))
+        else:
+            return False
+        return True
+
+    # ------------------------------------------------------------ the result
 
     cdef object finish(self):
         if self.mp or self.sp != 1:
             self.wrong("the pickle stops with more or less than one object")
         out = self.pop()
-        return self.whole_storages(out) if self.bare_storages else out
+        if type(out) is _Unbuilt:
+            self.wrong("the pickle ends before an object has its state")
+        return self.spell_out(out) if self.placeholders or self.spans else out
 
-    cdef object whole_storages(self, object root):
-        """Show storages that were saved by themselves as flat arrays: at the top, in dicts and in lists.
+    cdef object spell_out(self, object root):
+        """Put arrays for storages that were saved by themselves, and bytes for what was left in the pickle.
 
-        Elsewhere they are refused; each mention is one `_StorageRef`.
+        In dicts, lists, tuples and opaque objects; a storage anywhere else is refused. Tuples are made anew, inner
+        ones first.
         """
-        cdef list stack = [root] if isinstance(root, (dict, list)) else []
-        cdef set seen = set()
-        if type(root) is _StorageRef:
-            return self.whole_storage(<_StorageRef> root)
+        cdef dict done = {}  # by id of containers that were gone through: (container, what it became)
+        cdef list stack = [(root, False)]
         while stack:
-            node = stack.pop()
-            if id(node) in seen:
+            node, ready = stack.pop()
+            if id(node) in done and not ready:
                 continue
-            seen.add(id(node))
-            for key, child in list(node.items() if isinstance(node, dict) else enumerate(node)):
-                if type(child) is _StorageRef:
-                    node[key] = self.whole_storage(<_StorageRef> child)
-                elif isinstance(child, (dict, list)):
-                    stack.append(child)
-        if self.bare_storages:
-            raise UnsupportedError("a storage that was saved by itself, inside a tuple or an unknown object")
-        return root
+            if type(node) is _StorageRef:
+                done[id(node)] = (node, self.whole_storage(<_StorageRef> node))
+            elif type(node) is _Span:
+                done[id(node)] = (node, self.contents(<_Span> node))
+            elif not isinstance(node, (dict, list, tuple)) and type(node) is not _Opaque:
+                continue
+            elif not ready:
+                done[id(node)] = (node, node)
+                stack.append((node, True))
+                stack.extend([(child, False) for child in _inside(node)])
+            else:
+                done[id(node)] = (node, _exchanged(node, done))
+        if self.placeholders > 0:
+            raise UnsupportedError("a storage that was saved by itself, inside a set or an unknown object")
+        return done[id(root)][1] if id(root) in done else root
 
-    cdef object whole_storage(self, _StorageRef ref):
-        cdef tio_row row
-        cdef int64_t[2] dims
-        self.bare_storages -= 1
-        row.dtype, row.flags, row.rank = ref.cls.dtype, 0, 1
-        dims[0], dims[1] = ref.numel, 1
-        self.geometry(0, ref.record, ref.cls.itemsize, &row, dims)
-        return self.tensor(&row, dims)
 
-    def table(self):
-        """Return (rows, dims), arrays of int64, of the tensors met; empty if they became arrays."""
-        rows, dims = _array("q"), _array("q")
-        if self.leases is None:
-            rows.frombytes(PyBytes_FromStringAndSize(<const char *> self.rows, self.n_rows * sizeof(tio_row)))
-            dims.frombytes(PyBytes_FromStringAndSize(<const char *> self.dims, self.n_dims * 8))
-        return rows, dims
+cdef list _inside(object node):
+    if isinstance(node, dict):
+        return list((<dict> node).values())
+    if type(node) is _Opaque:
+        return [node.args, node.kwargs, node.state, node.items]
+    return list(node)
+
+
+cdef object _exchanged(object node, dict done):
+    """A container with its children as they became; the same one, but for tuples."""
+    if type(node) is tuple:
+        new = tuple([done[id(child)][1] if id(child) in done else child for child in node])
+        return node if all([a is b for a, b in zip(new, node)]) else new
+    if isinstance(node, dict):
+        for key, child in list((<dict> node).items()):
+            if id(child) in done and done[id(child)][1] is not child:
+                dict.__setitem__(node, key, done[id(child)][1])
+    elif isinstance(node, list):
+        for i, child in enumerate(node):
+            if id(child) in done and done[id(child)][1] is not child:
+                list.__setitem__(node, i, done[id(child)][1])
+    elif type(node) is _Opaque:
+        for name in ("args", "kwargs", "state"):
+            child = getattr(node, name)
+            if id(child) in done and done[id(child)][1] is not child:
+                setattr(node, name, done[id(child)][1])
+    return node
 
 
 cdef extern from "Python.h":
@@ -1339,7 +1005,8 @@ cdef object _rebuild_module():
 
 
 def loads(pickle, records=None, *, list leases=None, decode=None, set wanted=None, rules=_Rules(),
-          Py_ssize_t start=0, Py_ssize_t first_row=0, Py_ssize_t first_dim=0, dict placed=None):
+          Py_ssize_t start=0, Py_ssize_t first_row=0, Py_ssize_t first_dim=0, dict placed=None,
+          int64_t own_storage=-1, nested_storage=None):
     """Read one pickle.
 
     Parameters
@@ -1364,6 +1031,13 @@ def loads(pickle, records=None, *, list leases=None, decode=None, set wanted=Non
         What the numbers of rows and of cells of dimensions begin with.
     placed : dict of str to Placed, optional
         What persistent ids that are plain strings stand for.
+    own_storage : int
+        Storage index of the buffer: NumPy arrays of plain types whose bytes are
+        in the pickle become tensors over it. -1: they are copied out as values.
+    nested_storage : callable, optional
+        ``nested_storage(offset, nbytes)`` returns (dtype, offset, nbytes) of the
+        elements of a storage that was saved as a file of its own into that part
+        of the buffer.
 
     Returns
     -------
@@ -1376,25 +1050,52 @@ def loads(pickle, records=None, *, list leases=None, decode=None, set wanted=Non
     HeaderError, TruncatedError, LimitError, UnsupportedError
         With the opcode and its byte offset in the pickle.
     """
-    cdef _Machine machine
-    if records is None or start or first_row or first_dim or placed:
-        raise UnsupportedError("not yet")
-    machine = _Machine(pickle, records.numbers, records.keys, records.extents, leases, decode, wanted)
-    try:
+    cdef _Machine machine = None
+    for fast in (True, False):
+        machine = _Machine(pickle, start, records, leases, decode, wanted, first_row, first_dim, rules, own_storage,
+                           nested_storage, placed, fast, False)
         try:
             obj = machine.run()
+            break
         except _Restart:
-            machine = _Machine(pickle, records.numbers, records.keys, records.extents, leases, decode, wanted,
-                               fast=False)
-            obj = machine.run()
-    except (FormatError, UnsupportedError):
-        if machine.refused and rules.unknown == "error":
-            raise _refusal(machine.refused) from None
-        raise
+            continue
+        except (FormatError, UnsupportedError):
+            if machine.refused and rules.unknown == "error":
+                raise _refusal(machine.refused) from None
+            raise
     if machine.refused and rules.unknown == "error":
         raise _refusal(machine.refused)
     rows, dims = machine.table()
-    return _Loaded(obj, rows, dims, machine.pos, [])
+    return _Loaded(obj, rows, dims, start + machine.pos, machine.mentioned or [])
+
+
+def names(pickle, Py_ssize_t start=0, str own=""):
+    """List every name that a pickle refers to, in order, without making any tensor of it.
+
+    Parameters
+    ----------
+    pickle : buffer
+    start : int
+        Where the pickle begins in the buffer.
+    own : str
+        See `Rules`.
+
+    Returns
+    -------
+    named : list of Named
+        Once per opcode that names something.
+    end : int or None
+        First byte behind the pickle; None if it could not be read to its end.
+    error : TensorIOError or None
+        Why not.
+    """
+    cdef _Machine machine = _Machine(pickle, start, None, None, None, None, 0, 0, _Rules("opaque", None, {}, own), -1,
+                                     None, None, False, True)
+    try:
+        machine.run()
+    except (FormatError, UnsupportedError) as error:
+        return machine.named, None, error
+    return machine.named, start + machine.pos, None
 
 
 cdef object _refusal(list refused):

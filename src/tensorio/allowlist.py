@@ -74,11 +74,17 @@ def _build() -> dict[tuple[str, str], Entry]:
         table[module, "bytearray"] = Entry("bytearray", why="made from bytes, never from a size")
         table[module, "complex"] = Entry("complex", why="made from two floats")
     table["_codecs", "encode"] = Entry("encode", why="Latin-1 only: as many bytes as characters")
+    for module in ("numpy.core.numeric", "numpy._core.numeric"):
+        table[module, "_frombuffer"] = Entry("np_frombuffer", why="an array over checked bytes")
     for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
         table[module, "_reconstruct"] = Entry("np_reconstruct", why="an empty array, filled by a checked state")
         table[module, "scalar"] = Entry("np_scalar", why="bytes of the length of a checked dtype")
     table["numpy", "ndarray"] = Entry("np_ndarray", why="a tag: the class of an array to be filled")
     table["numpy", "dtype"] = Entry("np_dtype", why="a type letter and a width; no objects' dtypes")
+    table["copyreg", "_reconstructor"] = Entry("reconstructor", why="names another class, whose own rule holds")
+    table["copyreg", "__newobj__"] = Entry("newobj", why="names another class, whose own rule holds")
+    table["joblib.numpy_pickle", "NumpyArrayWrapper"] = Entry("joblib_array", why="an array of checked size behind it")
+    table["torch.storage", "_load_from_bytes"] = Entry("load_from_bytes", why="a storage, read by the same machine")
     return table
 
 

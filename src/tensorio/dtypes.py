@@ -14,9 +14,11 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
 
-__all__ = ["BY_NAME", "DTYPES", "DType", "numpy_dtype", "numpy_dtypes", "of_numpy"]
+__all__ = ["BY_NAME", "DTYPES", "DType", "c_strides", "numpy_dtype", "numpy_dtypes", "of_numpy"]
 
 
 class DType(NamedTuple):
@@ -122,3 +124,12 @@ def of_numpy(dtype: np.dtype[np.generic]) -> DType | None:
         return BY_NAME["complex32"]
     row = BY_NAME.get(dtype.name)
     return row if row is not None and numpy_dtype(row.name) == dtype else None
+
+
+def c_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Return the strides in bytes of a C-contiguous array of `shape`."""
+    strides, step = [], itemsize
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))

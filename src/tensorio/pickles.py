@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["Loaded", "Mentioned", "Named", "Placed", "Records", "Rules"]
+__all__ = ["Loaded", "Mentioned", "Named", "Placed", "Records", "Rules", "Unbuilt"]
 
 
 class Records(NamedTuple):
@@ -45,6 +45,9 @@ class Rules(NamedTuple):
         bytes. None: text where it is UTF-8, else bytes.
     allow : mapping of (module, name) to type
         Classes that the caller allowed.
+    legacy : bool
+        Whether persistent ids may be those of the time before zip: storage views,
+        classes with their source.
     own : str
         Names of modules that begin with this are the file's own classes: always
         `Opaque`, never refused.
@@ -54,6 +57,7 @@ class Rules(NamedTuple):
     encoding: str | None = None
     allow: Mapping[tuple[str, str], type] = {}
     own: str = ""
+    legacy: bool = False
 
 
 class Placed(NamedTuple):
@@ -135,3 +139,24 @@ class Loaded(NamedTuple):
     dims: array[int]
     end: int
     mentioned: list[Mentioned]
+
+
+class Unbuilt:
+    """An object that is made by its state, while it has none yet.
+
+    Attributes
+    ----------
+    kind : str
+        What makes the object of its state.
+    args : tuple
+        What it was called with.
+    slots : list of int
+        Memo slots that the pickle machine put it into.
+    """
+
+    __slots__ = ("args", "kind", "slots")
+
+    def __init__(self, kind: str, args: tuple[object, ...] = ()) -> None:
+        self.kind = kind
+        self.args = args
+        self.slots: list[int] = []

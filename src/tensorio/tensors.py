@@ -10,13 +10,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from tensorio.dtypes import BY_NAME, DTYPES
+from tensorio.dtypes import BY_NAME, DTYPES, c_strides
 from tensorio.errors import TensorNotFoundError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = [
     "CONJ",
@@ -28,7 +25,6 @@ __all__ = [
     "Infos",
     "Table",
     "TensorInfo",
-    "c_strides",
     "first_duplicate",
 ]
 
@@ -127,15 +123,6 @@ def first_duplicate(names: Iterable[str]) -> str:
     """Return the first name that occurred before; there must be one."""
     seen: set[str] = set()
     return next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-
-
-def c_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Return the strides in bytes of a C-contiguous array of `shape`."""
-    strides, step = [], itemsize
-    for n in reversed(shape):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))
 
 
 class Table:

@@ -54,18 +54,21 @@ class Opaque:
     args : tuple or None
         The arguments it would have been called with; None if it is the class
         or function itself.
+    kwargs : dict or None
+        Those that were named.
     state : object
         What its state would have been set to; None if nothing.
     items : list
         What would have been appended to it (values) or set in it (key and value pairs).
     """
 
-    __slots__ = ("args", "items", "module", "name", "state")
+    __slots__ = ("args", "items", "kwargs", "module", "name", "state")
 
     def __init__(self, module: str, name: str, args: tuple[object, ...] | None = None) -> None:
         self.module = module
         self.name = name
         self.args = args
+        self.kwargs: dict[str, object] | None = None
         self.state: object = None
         self.items: list[object] = []
 

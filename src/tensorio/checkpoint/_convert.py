@@ -7,13 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tensorio._unpickler import Leaf
-from tensorio.dtypes import BY_NAME
+from tensorio.dtypes import BY_NAME, c_strides
 from tensorio.errors import TensorMismatchError, UnsupportedError, error_context, escaped
 from tensorio.formats._base import SaveOptions
 from tensorio.formats._items import Items, c_order
 from tensorio.plan import SMALL
 from tensorio.storage import LazyStorage
-from tensorio.tensors import CONJ, NEG, c_strides, first_duplicate
+from tensorio.tensors import CONJ, NEG, first_duplicate
 from tensorio.tree import is_leaf, leaves
 
 if TYPE_CHECKING:

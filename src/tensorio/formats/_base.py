@@ -64,9 +64,9 @@ class OpenOptions:
     first_row: int = 0
     first_dim: int = 0
 
-    def rules(self, own: str = "") -> Rules:
+    def rules(self, own: str = "", legacy: bool = False) -> Rules:
         """How the file's pickles are to be read; see `tensorio.pickles.Rules`."""
-        return Rules(self.unknown, self.encoding, {}, own)
+        return Rules(self.unknown, self.encoding, {}, own, legacy)
 
 
 @dataclass

@@ -1,0 +1,561 @@
+# SPDX-License-Identifier: Apache-2.0
+# The middle of the pickle machine: storages, and the tensors that are views of them, proven and kept as rows.
+# A part of _unpickler.pyx, in which all names are defined.
+
+cdef enum:
+    MAX_RANK = 64  # dimensions, NumPy's NPY_MAXDIMS
+    COST_TENSOR = 320  # bytes: an array, or a leaf and its row
+    COST_RECORD = 512  # bytes: what a storage that was not known before takes, twice over for growing tables
+
+ctypedef object (*make_view_fn)(PyObject *lease, int64_t dtype, int64_t rank, const int64_t *shape,
+                                const int64_t *strides, int64_t offset, int64_t nbytes)
+
+
+@cython.final
+@cython.freelist(64)
+cdef class _StorageRef:
+    """One mention of a storage: the record it names, which part of it, and as what."""
+    cdef Py_ssize_t record
+    cdef int64_t first, nbytes  # of the part, in bytes, from the record's start
+    cdef int dtype, itemsize
+    cdef _Global cls
+
+
+@cython.final
+@cython.freelist(64)
+cdef class Leaf:
+    """Stands for a tensor in a tree.
+
+    Attributes
+    ----------
+    row : int
+        Number of its row in the table.
+    """
+    cdef readonly Py_ssize_t row
+
+    def __init__(self, Py_ssize_t row):
+        self.row = row
+
+    def __repr__(self):
+        return f"<tensor {self.row}>"
+
+
+cdef struct Seen:
+    int64_t numel
+    void *cls  # the storage class as which a record was mentioned first; borrowed from the table of globals
+
+
+cdef struct Extent:
+    int64_t storage
+    int64_t offset
+    int64_t nbytes
+
+
+cdef class _Tensors(_Stack):
+    """Storages and tensors of one run.
+
+    Parameters
+    ----------
+    records : Records or None
+    leases, decode, wanted, first_row, first_dim
+        See `loads`.
+    """
+    cdef dict keys
+    cdef object numbers_owner
+    cdef const int64_t *numbers
+    cdef Py_ssize_t n_numbers
+    cdef Extent *extents
+    cdef Seen *seen
+    cdef Py_ssize_t n_records, records_room
+    cdef list mentioned  # what is asked of storages that were not known before; None if all are
+    cdef list leases
+    cdef object decode
+    cdef set wanted
+    cdef make_view_fn make_view
+    cdef type ndarray
+    cdef tio_row *rows
+    cdef Py_ssize_t n_rows, rows_room
+    cdef int64_t *dims
+    cdef Py_ssize_t n_dims, dims_room
+    cdef Py_ssize_t first_row, first_dim
+    cdef Py_ssize_t placeholders  # storages mentioned, less those that tensors were made of
+
+    def __cinit__(self, pickle, Py_ssize_t start, records, list leases, decode, set wanted, Py_ssize_t first_row,
+                  Py_ssize_t first_dim, *args, **kwargs):
+        cdef const int64_t[::1] cells
+        self.keys = {} if records is None else records.keys
+        self.mentioned = [] if records is None else None
+        self.leases = leases
+        self.decode = decode
+        self.wanted = wanted
+        self.first_row = first_row
+        self.first_dim = first_dim
+        if records is not None and len(records.numbers):
+            self.numbers_owner = records.numbers
+            cells = records.numbers
+            self.numbers = &cells[0]
+            self.n_numbers = len(records.numbers)
+        if records is not None and len(records.extents):
+            cells = records.extents
+            self.n_records = len(cells) // 3
+        self.grow_records(self.n_records)
+        if self.n_records:
+            memcpy(self.extents, &cells[0], self.n_records * sizeof(Extent))
+        if leases is not None:
+            from tensorio import _arrays
+            import numpy
+            self.make_view = <make_view_fn> (<void **> PyCapsule_GetPointer(
+                _arrays.make_view, "tensorio._arrays.make_view"))
+            self.ndarray = numpy.ndarray
+
+    def __dealloc__(self):
+        PyMem_Free(self.extents)
+        PyMem_Free(self.seen)
+        PyMem_Free(self.rows)
+        PyMem_Free(self.dims)
+
+    # ------------------------------------------------------------- storages
+
+    @cython.final
+    cdef int op_binpersid(self, bint legacy) except -1:
+        """("storage", class, key, location, numel[, view]) becomes a `_StorageRef`."""
+        cdef object pid, cls, key, view
+        cdef _StorageRef ref
+        cdef const char *text
+        cdef Py_ssize_t count
+        cdef int64_t numel
+        pid = <object> self.stack[self.sp - 1]
+        cls = <object> PyTuple_GET_ITEM(pid, 1)
+        key = <object> PyTuple_GET_ITEM(pid, 2)
+        if type(cls) is not _Global or ((<_Global> cls).kind != K_STORAGE and (<_Global> cls).kind != K_UNTYPED):
+            self.expected("a storage class in a persistent id", cls)
+        if type(key) is bytes:  # how Python 2 wrote it
+            key = (<bytes> key).decode("latin-1")
+        if legacy and PyLong_CheckExact(key):  # and so did torch 0.1
+            key = str(self.whole(key, "a storage key"))
+        if not PyUnicode_CheckExact(key):
+            self.expected("a storage key (str)", key)
+        text = PyUnicode_AsUTF8AndSize(key, &count)
+        numel = self.whole(<object> PyTuple_GET_ITEM(pid, 4), "the number of elements of a storage")
+        ref = _StorageRef()
+        ref.cls = <_Global> cls
+        ref.dtype, ref.itemsize = ref.cls.dtype, ref.cls.itemsize
+        ref.record = self.mention(<const uint8_t *> text, count, ref.cls, numel, <object> PyTuple_GET_ITEM(pid, 3))
+        ref.first, ref.nbytes = 0, self.extents[ref.record].nbytes
+        if PyTuple_GET_SIZE(pid) == 6:
+            view = <object> PyTuple_GET_ITEM(pid, 5)
+            if view is not None:
+                self.narrow(ref, view, numel)
+        self.placeholders += 1
+        self.drop(self.sp - 1)
+        return self.push(ref)
+
+    @cython.final
+    cdef int narrow(self, _StorageRef ref, object view, int64_t numel) except -1:
+        """Legacy files: a part of a root storage, (key, first element, number of elements)."""
+        cdef int64_t first, count
+        if not PyTuple_CheckExact(view) or PyTuple_GET_SIZE(view) != 3:
+            self.expected("a storage view of 3 parts", view)
+        first = self.whole(view[1], "the first element of a storage view")
+        count = self.whole(view[2], "the number of elements of a storage view")
+        if first > numel or count > numel - first:
+            self.wrong(f"a storage view of {count} elements at {first} leaves its storage of {numel}")
+        ref.first, ref.nbytes = first * ref.itemsize, count * ref.itemsize
+        return 0
+
+    @cython.final
+    cdef Py_ssize_t mention(self, const uint8_t *key, Py_ssize_t count, _Global cls, int64_t numel,
+                            object location) except -1:
+        """The record of a storage key, proven to hold exactly what the pickle says, each time in the same words."""
+        cdef Py_ssize_t record = self.find_record(key, count)
+        cdef Seen *seen
+        cdef uint64_t want
+        if record < 0 and self.mentioned is not None:
+            record = self.new_record(key, count, cls, numel, location)
+        if record < 0:
+            self.wrong(f"storage {self.shown(key, count)} has no record in the archive")
+        seen = &self.seen[record]
+        if seen.cls == <void *> cls and seen.numel == numel:
+            return record
+        if seen.cls != NULL:
+            self.wrong(f"storage {self.shown(key, count)} is mentioned twice, with different types or sizes")
+        if not tio_mul(<uint64_t> numel, <uint64_t> cls.itemsize, &want) \
+                or want != <uint64_t> self.extents[record].nbytes:
+            raise HeaderError(
+                f"storage {self.shown(key, count)}: expected {numel} elements of {cls.itemsize} bytes, found a record "
+                f"of {self.extents[record].nbytes} bytes", offset=self.at)
+        seen.cls = <void *> cls
+        seen.numel = numel
+        return record
+
+    @cython.final
+    cdef Py_ssize_t new_record(self, const uint8_t *key, Py_ssize_t count, _Global cls, int64_t numel,
+                               object location) except -1:
+        """A storage whose place in the file is not known yet."""
+        cdef uint64_t nbytes
+        cdef Py_ssize_t record = self.n_records
+        cdef str text = PyUnicode_DecodeUTF8(<const char *> key, count, NULL)
+        if not tio_mul(<uint64_t> numel, <uint64_t> cls.itemsize, &nbytes) or nbytes >> 63:
+            self.wrong(f"storage {self.shown(key, count)} of over 2^63 - 1 bytes")
+        self.charge(COST_RECORD + 2 * count)
+        if self.n_records == self.records_room:
+            self.grow_records(2 * self.n_records + 64)
+        self.extents[record].storage, self.extents[record].offset = record, 0
+        self.extents[record].nbytes = <int64_t> nbytes
+        self.n_records += 1
+        self.keys[text] = record
+        where = location if type(location) is str else ""
+        self.mentioned.append(_Mentioned(text, <int64_t> nbytes, cls.itemsize, where))
+        return record
+
+    @cython.final
+    cdef int grow_records(self, Py_ssize_t room) except -1:
+        cdef void *p = PyMem_Realloc(self.extents, (room + 1) * sizeof(Extent))
+        if p == NULL:
+            raise MemoryError()
+        self.extents = <Extent *> p
+        p = PyMem_Realloc(self.seen, (room + 1) * sizeof(Seen))
+        if p == NULL:
+            raise MemoryError()
+        self.seen = <Seen *> p
+        memset(self.seen + self.records_room, 0, (room + 1 - self.records_room) * sizeof(Seen))
+        self.records_room = room
+        return 0
+
+    @cython.final
+    cdef Py_ssize_t find_record(self, const uint8_t *key, Py_ssize_t count) except -2:
+        """The record of a storage key; -1 if there is none."""
+        cdef int64_t number = tio_decimal(key, count)
+        cdef object found
+        if 0 <= number < self.n_numbers:
+            return self.numbers[number]
+        found = self.keys.get(PyUnicode_DecodeUTF8(<const char *> key, count, NULL))
+        return -1 if found is None else <Py_ssize_t> found
+
+    @cython.final
+    cdef str shown(self, const uint8_t *key, Py_ssize_t count):
+        return escaped(PyBytes_FromStringAndSize(<const char *> key, min(count, 100)))
+
+    @cython.final
+    cdef int64_t whole(self, object value, str what) except -1:
+        """A non-negative int below 2^63."""
+        cdef int overflow = 0
+        cdef long long n
+        if not PyLong_CheckExact(value):
+            self.expected(f"an int as {what}", value)
+        n = PyLong_AsLongLongAndOverflow(value, &overflow)
+        if overflow or n < 0:
+            self.wrong(f"{what} is negative or over 2^63 - 1")
+        return n
+
+    # -------------------------------------------------------------- tensors
+
+    @cython.final
+    cdef object rebuild(self, tuple args, int version):
+        """A view: (storage, offset, size, stride[, requires_grad, hooks[, dtype]][, metadata])."""
+        cdef Py_ssize_t count = PyTuple_GET_SIZE(args), fixed = 4 if version == 1 else 4 + version
+        cdef _StorageRef ref
+        cdef tio_row row
+        cdef int64_t[2 * MAX_RANK] dims
+        cdef int itemsize
+        cdef object storage
+        if count != fixed and not (version > 1 and count == fixed + 1):
+            self.wrong(f"expected {fixed} arguments to rebuild a tensor, found {count}")
+        storage = <object> PyTuple_GET_ITEM(args, 0)
+        if type(storage) is _Opaque:
+            return _Opaque("torch._utils", "_rebuild_tensor", args)
+        if type(storage) is not _StorageRef:
+            self.expected("a storage", storage)
+        ref = <_StorageRef> storage
+        self.placeholders -= 1
+        row.dtype = ref.dtype
+        row.flags = 0
+        itemsize = ref.itemsize
+        if version == 3:
+            itemsize = self.dtype_v3(ref, <object> PyTuple_GET_ITEM(args, 6), &row)
+        elif ref.cls.kind == K_UNTYPED:
+            self.wrong("an untyped storage needs a dtype")
+        if version > 1:
+            self.check_grad(<object> PyTuple_GET_ITEM(args, 4), <object> PyTuple_GET_ITEM(args, 5), &row)
+        if count > fixed:
+            self.check_bits(<object> PyTuple_GET_ITEM(args, fixed), &row)
+        row.rank = self.read_dims(<object> PyTuple_GET_ITEM(args, 2), <object> PyTuple_GET_ITEM(args, 3), dims)
+        self.geometry(self.whole(<object> PyTuple_GET_ITEM(args, 1), "the storage offset"), ref.record, ref.first,
+                      ref.nbytes, itemsize, &row, dims)
+        return self.tensor(&row, dims)
+
+    @cython.final
+    cdef Py_ssize_t read_dims(self, object size, object stride, int64_t *dims) except -1:
+        """Size and stride, as Python has them; the rank."""
+        cdef Py_ssize_t i, rank
+        if not isinstance(size, (tuple, list)) or not isinstance(stride, (tuple, list)):
+            self.wrong("expected size and stride as tuples of int")
+        rank = len(size)
+        if rank != len(stride):
+            self.wrong(f"size has {rank} dimensions and stride {len(stride)}")
+        if rank > MAX_RANK:
+            raise LimitError(f"tensor of {rank} dimensions; at most {MAX_RANK} are read", offset=self.at)
+        for i in range(rank):
+            dims[i] = self.whole(size[i], "a size")
+            dims[rank + i] = self.whole(stride[i], "a stride")
+        return rank
+
+    @cython.final
+    cdef int dtype_v3(self, _StorageRef ref, object dtype, tio_row *row) except -1:
+        if type(dtype) is not _TorchDType:
+            self.expected("a dtype", dtype)
+        if ref.cls.kind != K_UNTYPED and ref.itemsize != 1:
+            self.wrong("expected an untyped storage")
+        known = _BY_NAME[dtype]
+        row.dtype = known.code
+        return known.itemsize
+
+    @cython.final
+    cdef int check_grad(self, object requires_grad, object hooks, tio_row *row) except -1:
+        if requires_grad is True:
+            row.flags |= TIO_ROW_REQUIRES_GRAD
+        elif requires_grad is not False:
+            self.expected("a bool as requires_grad", requires_grad)
+        if hooks is not None and not PyODict_CheckExact(hooks):
+            self.expected("an OrderedDict of hooks", hooks)
+        return 0
+
+    @cython.final
+    cdef int check_bits(self, object metadata, tio_row *row) except -1:
+        """The conjugate and negative bits; other keys are notes that torch ignores, too."""
+        if type(metadata) is not dict:
+            self.expected("a dict of tensor metadata", metadata)
+        for name, bit in (("conj", TIO_ROW_CONJ), ("neg", TIO_ROW_NEG)):
+            value = (<dict> metadata).get(name, False)
+            if value is True:
+                row.flags |= bit
+            elif value is not False:
+                self.expected(f"a bool as {name}", value)
+        return 0
+
+    @cython.final
+    cdef int geometry(self, int64_t first, Py_ssize_t record, int64_t begin, int64_t nbytes, int itemsize,
+                      tio_row *row, int64_t *dims) except -1:
+        """Prove the view inside `nbytes` at `begin` of its record, turn strides into bytes, and fill the row.
+
+        `first` and the strides in `dims` count elements; all are known not to be negative.
+        """
+        cdef Py_ssize_t i, rank = row.rank
+        cdef uint64_t offset, span = 0, term, n, room = <uint64_t> nbytes
+        cdef bint empty = False
+        cdef const Extent *extent = self.extents + record
+        for i in range(rank):
+            empty = empty or dims[i] == 0
+        for i in range(rank):
+            n = <uint64_t> (dims[i] - 1) if dims[i] else 0
+            if not tio_mul(<uint64_t> dims[rank + i], <uint64_t> itemsize, &term) or term >> 63:
+                if n and not empty:
+                    self.wrong("a stride of over 2^63 - 1 bytes")
+                term = 0  # never stepped along
+            dims[rank + i] = <int64_t> term
+            if not empty and (not tio_mul(n, term, &term) or not tio_add(span, term, &span)):
+                self.wrong("size and stride overflow")
+        row.storage = extent.storage if extent.storage >= 0 else -1 - record  # not raw: a storage is made for it
+        row.offset = extent.offset + begin
+        row.chunks = 1
+        row.chunk = 0
+        row.nbytes = 0
+        if empty:
+            return 0
+        if not tio_mul(<uint64_t> first, <uint64_t> itemsize, &offset) \
+                or not tio_add(span, <uint64_t> itemsize, &span) or offset > room or span > room - offset:
+            self.wrong(f"the tensor leaves its storage: expected at most {room} bytes, found a view of {span} bytes at "
+                       f"{offset}")
+        row.offset += <int64_t> offset
+        row.nbytes = <int64_t> span
+        return 0
+
+    @cython.final
+    cdef object tensor(self, tio_row *row, int64_t *dims):
+        """An array, or a leaf and a row."""
+        cdef Leaf leaf
+        self.charge(COST_TENSOR + 16 * row.rank)
+        if self.leases is not None and self.wanted is None:
+            return self.array(row, dims)
+        self.keep_row(row, dims)
+        self.n_rows += 1
+        if self.leases is not None and self.first_row + self.n_rows - 1 in self.wanted:
+            return self.array(row, dims)
+        leaf = Leaf.__new__(Leaf)
+        leaf.row = self.first_row + self.n_rows - 1
+        return leaf
+
+    @cython.final
+    cdef object array(self, tio_row *row, int64_t *dims):
+        cdef object lease
+        cdef int64_t i
+        cdef uint64_t made
+        if row.storage >= 0:
+            lease = self.leases[row.storage]
+        else:
+            lease = self.decode(-1 - row.storage, row.dtype)
+        out = self.make_view(<PyObject *> lease, row.dtype, row.rank, dims, dims + row.rank, row.offset, row.nbytes)
+        if row.flags & (TIO_ROW_CONJ | TIO_ROW_NEG):
+            made = <uint64_t> out.itemsize
+            for i in range(row.rank):  # a copy is made, which may be larger than the bytes it is of
+                if dims[row.rank + i] and (not tio_mul(made, <uint64_t> dims[i], &made) or made >> 62):
+                    made = <uint64_t> 1 << 62
+                    break
+            self.charge(max(0, <int64_t> made - row.nbytes))
+            out = _lazy_bits(out, row.flags & TIO_ROW_CONJ, row.flags & TIO_ROW_NEG)
+        return out
+
+    @cython.final
+    cdef int keep_row(self, tio_row *row, int64_t *dims) except -1:
+        self.grow_rows(2 * row.rank)
+        row.dims = self.first_dim + self.n_dims
+        memcpy(self.dims + self.n_dims, dims, 2 * row.rank * sizeof(int64_t))
+        self.n_dims += 2 * row.rank
+        self.rows[self.n_rows] = row[0]
+        return 0
+
+    @cython.final
+    cdef int grow_rows(self, Py_ssize_t more_dims) except -1:
+        cdef Py_ssize_t room
+        cdef void *p
+        if self.n_rows == self.rows_room:
+            room = 2 * self.rows_room if self.rows_room else 64
+            p = PyMem_Realloc(self.rows, room * sizeof(tio_row))
+            if p == NULL:
+                raise MemoryError()
+            self.rows = <tio_row *> p
+            self.rows_room = room
+        if self.n_dims + more_dims > self.dims_room:
+            room = 2 * self.dims_room + more_dims + 256
+            p = PyMem_Realloc(self.dims, room * sizeof(int64_t))
+            if p == NULL:
+                raise MemoryError()
+            self.dims = <int64_t *> p
+            self.dims_room = room
+        return 0
+
+    @cython.final
+    cdef object parameter(self, tuple args):
+        """(tensor, requires_grad, hooks): the same tensor, marked."""
+        cdef tio_row scratch
+        cdef tio_row *row = &scratch
+        scratch.flags = 0
+        if len(args) != 3:
+            self.wrong(f"expected 3 arguments to rebuild a parameter, found {len(args)}")
+        tensor = args[0]
+        if not self.is_tensor(tensor):
+            if type(tensor) is _Opaque or isinstance(tensor, _TensorKind):
+                return tensor
+            self.expected("a tensor", tensor)
+        if type(tensor) is Leaf:
+            row = self.row_of(<Leaf> tensor)
+            row.flags &= ~<int64_t> TIO_ROW_REQUIRES_GRAD
+        self.check_grad(args[1], args[2], row)
+        row.flags |= TIO_ROW_PARAMETER
+        return tensor
+
+    cdef tio_row *row_of(self, Leaf leaf) except NULL:
+        """The row of a tensor made in this run."""
+        return &self.rows[leaf.row - self.first_row]
+
+    def is_tensor(self, obj):
+        """Tell whether an object is a plain tensor: an array made of a storage, or a leaf."""
+        return type(obj) is Leaf or (self.ndarray is not None and type(obj) is self.ndarray)
+
+    def describe(self, tensor):
+        """Return dtype name, shape and strides in bytes of what `is_tensor` knows."""
+        cdef tio_row *row
+        cdef int64_t *dims
+        if type(tensor) is Leaf:
+            row = self.row_of(<Leaf> tensor)
+            dims = self.dims + (row.dims - self.first_dim)
+            return (_DTYPES[row.dtype].name, tuple([dims[i] for i in range(row.rank)]),
+                    tuple([dims[row.rank + i] for i in range(row.rank)]))
+        from tensorio.dtypes import of_numpy
+        known = of_numpy(tensor.dtype)
+        return "" if known is None else known.name, tensor.shape, tensor.strides
+
+    # ------------------------------------------------------- the fast path
+
+    @cython.final
+    cdef inline bint at_rebuild(self):
+        cdef object top = <object> self.stack[self.sp - 1]
+        return type(top) is _Global and (<_Global> top).kind == K_REBUILD_V2
+
+    @cython.final
+    cdef bint fast_tensor(self) except -1:
+        """Take all opcodes of a plain tensor at once, and make nothing but the tensor.
+
+        Called behind the MARK of a `_rebuild_tensor_v2` call. Bytes that are
+        anything else than `csrc/tensor_ops.h` describes are left to the slow
+        path, as are memo slots that hold something else.
+        """
+        cdef tio_tensor_ops ops
+        cdef tio_row row
+        cdef _Global cls
+        cdef object key
+        cdef const uint8_t *text
+        cdef Py_ssize_t i, count, record
+        if not tio_tensor_ops_match(self.buf, <uint64_t> self.n, <uint64_t> self.pos, &ops):
+            return False
+        if not _is_word(self.peek(ops.word), "storage") or not PyUnicode_CheckExact(self.peek(ops.location)) \
+                or self.kind_at(ops.cls) != K_STORAGE or self.kind_at(ops.hooks) != K_ORDERED_DICT:
+            return False
+        if ops.key_slot < 0:
+            text, count = ops.key, <Py_ssize_t> ops.key_len
+        else:
+            key = self.peek(<Py_ssize_t> ops.key_slot)
+            if not PyUnicode_CheckExact(key):
+                return False
+            text = <const uint8_t *> PyUnicode_AsUTF8AndSize(key, &count)
+        cls = <_Global> self.peek(ops.cls)
+        record = self.mention(text, count, cls, ops.numel, self.peek(ops.location))
+        row.flags = TIO_ROW_REQUIRES_GRAD if ops.requires_grad else 0
+        row.dtype = cls.dtype
+        row.rank = ops.rank
+        self.geometry(ops.offset, record, 0, self.extents[record].nbytes, cls.itemsize, &row, ops.dims)
+        made = self.tensor(&row, ops.dims)
+        for i in range(TIO_TENSOR_PUTS):
+            if ops.puts[i] >= 0:
+                self.memo_set(<Py_ssize_t> ops.puts[i], <PyObject *> <size_t> (1 if i else 2 * ops.key_at + 1))
+        self.pos = <Py_ssize_t> ops.end
+        self.drop(self.sp - 1)
+        self.push(made)
+        return True
+
+    @cython.final
+    cdef inline object peek(self, Py_ssize_t slot):
+        """What a memo slot holds; None if nothing, or nothing that was made."""
+        if slot >= self.memo_room or self.memo[slot] == NULL:
+            return None
+        if <size_t> self.memo[slot] & 1:
+            if <size_t> self.memo[slot] == 1:
+                return None
+            self.revive(slot)
+        return <object> self.memo[slot]
+
+    @cython.final
+    cdef inline int kind_at(self, Py_ssize_t slot) except -1:
+        cdef object held = self.peek(slot)
+        return (<_Global> held).kind if type(held) is _Global else K_OPAQUE
+
+    # ------------------------------------------------------ storages as arrays
+
+    @cython.final
+    cdef object whole_storage(self, _StorageRef ref):
+        """A storage that was saved by itself: a flat array."""
+        cdef tio_row row
+        cdef int64_t[2] dims
+        self.placeholders -= 1
+        row.dtype, row.flags, row.rank = ref.dtype, 0, 1
+        dims[0], dims[1] = ref.nbytes // ref.itemsize, 1
+        self.geometry(0, ref.record, ref.first, ref.nbytes, ref.itemsize, &row, dims)
+        return self.tensor(&row, dims)
+
+    def table(self):
+        """Return (rows, dims), arrays of int64, of the tensors met; empty if they became arrays."""
+        rows, dims = _array("q"), _array("q")
+        if self.leases is None:
+            rows.frombytes(PyBytes_FromStringAndSize(<const char *> self.rows, self.n_rows * sizeof(tio_row)))
+            dims.frombytes(PyBytes_FromStringAndSize(<const char *> self.dims, self.n_dims * 8))
+        return rows, dims
