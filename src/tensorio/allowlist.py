@@ -44,6 +44,73 @@ _DTYPE_ALIASES = {
     "cfloat": "complex64", "cdouble": "complex128", "chalf": "complex32",
 }  # fmt: skip
 
+# Quantized integers; those of 2 and 4 bits are packed, and counted in bytes.
+_QUANTIZED_STORAGES = {
+    "QInt8": "int8", "QUInt8": "uint8", "QInt32": "int32", "QUInt4x2": "uint8", "QUInt2x4": "uint8",
+}  # fmt: skip
+
+# Element types that no plain tensor has: torch names them as values, and in tensors without data.
+_SHELL_DTYPES = (
+    "qint8", "quint8", "qint32", "quint4x2", "quint2x4", *(f"{sign}int{n}" for sign in ("", "u") for n in range(1, 8)),
+)  # fmt: skip
+
+_TAGS = {
+    "torch": (
+        "strided", "jagged", "_mkldnn", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc",
+        "per_tensor_affine", "per_tensor_symmetric", "per_channel_affine", "per_channel_symmetric",
+        "per_channel_affine_float_qparams",
+        "contiguous_format", "channels_last", "channels_last_3d", "preserve_format", "legacy_contiguous_format",
+        "Tensor",
+    ),
+    "torch.nn.parameter": ("Parameter", "Buffer"),
+    "torch.nn": ("Parameter",),
+    "torch.autograd.variable": ("Variable",),
+    "torch.autograd": ("Variable",),
+    "torch.nested._internal.nested_tensor": ("NestedTensor",),
+    "torch.distributed.tensor": ("DTensor",),
+    "torch.distributed.tensor._api": ("DTensor",),
+    "torch.distributed._tensor.api": ("DTensor",),
+    "torch.distributed._tensor": ("DTensor",),
+}  # fmt: skip
+
+_OLD_TENSORS = ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
+
+_REBUILDS = {
+    ("torch._utils", "_rebuild_parameter_with_state"): ("rebuild_parameter_with_state", "sets two flags"),
+    ("torch._utils", "_rebuild_qtensor"): ("rebuild_qtensor", "a view, and numbers beside it"),
+    ("torch._utils", "_rebuild_sparse_tensor"): ("rebuild_sparse", "tensors side by side; indices checked when used"),
+    ("torch._utils", "_rebuild_nested_tensor"): ("rebuild_nested", "tensors side by side; offsets checked when used"),
+    ("torch._utils", "_rebuild_meta_tensor_no_storage"): ("rebuild_meta", "a dtype and a shape, no data"),
+    ("torch._utils", "_rebuild_wrapper_subclass"): ("rebuild_wrapper_subclass", "a class's name, a dtype, a shape"),
+    ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"): ("device_tensor", "the tensor it is given"),
+    ("torch._utils", "_rebuild_device_tensor_from_numpy"): ("device_from_numpy", "the array it is given"),
+    ("torch._utils", "_rebuild_xla_tensor"): ("device_from_numpy", "the array it is given"),
+    ("torch._tensor", "_rebuild_from_type_v2"): ("rebuild_from_type", "a tensor beside the name of its class"),
+    ("torch._tensor", "_rebuild_from_type"): ("rebuild_from_type", "a tensor beside the name of its class"),
+    ("torch.tensor", "_rebuild_from_type_v2"): ("rebuild_from_type", "a tensor beside the name of its class"),
+    ("torch.tensor", "_rebuild_from_type"): ("rebuild_from_type", "a tensor beside the name of its class"),
+    ("torch.nested._internal.nested_tensor", "_rebuild_njt"): ("rebuild_njt", "tensors side by side"),
+    ("torch.serialization", "_get_layout"): ("get_layout", "the name of a layout"),
+}
+
+# What describes a tensor that is spread over processes, and other notes on tensors: kept as inert objects.
+_INERT = {
+    "torch.distributed.tensor._dtensor_spec": ("DTensorSpec", "TensorMeta", "ShardOrderEntry"),
+    "torch.distributed.tensor.placement_types": (
+        "Shard", "_StridedShard", "Replicate", "Partial", "_MaskPartial", "_NormPartial",
+    ),
+    "torch.distributed.device_mesh": ("DeviceMesh",),
+    "torch.distributed._mesh_layout": ("_MeshLayout", "_FlatLayout"),
+    # Up to release 2.5.
+    "torch.distributed._tensor.placement_types": (
+        "DTensorSpec", "TensorMeta", "Shard", "Replicate", "Partial", "_Partial",
+    ),
+    "torch.distributed._tensor._dtensor_spec": ("DTensorSpec", "TensorMeta"),
+    "torch.distributed._tensor.device_mesh": ("DeviceMesh",),
+    "torch._dynamo.decorators": ("_DimRange",),
+    "torch.nn.parameter": ("UninitializedParameter", "UninitializedBuffer"),
+}  # fmt: skip
+
 _NOT_TORCH = {"float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"}
 
 
@@ -53,16 +120,23 @@ def _build() -> dict[tuple[str, str], Entry]:
     for torch_name, dtype in _STORAGES.items():
         table["torch", f"{torch_name}Storage"] = Entry("storage", dtype, why)
         table["torch.cuda", f"{torch_name}Storage"] = Entry("storage", dtype, why)
+    for torch_name, dtype in _QUANTIZED_STORAGES.items():
+        table["torch", f"{torch_name}Storage"] = Entry("storage", dtype, why)
     table["torch.storage", "UntypedStorage"] = Entry("untyped", "uint8", why)
     for name in BY_NAME.keys() - _NOT_TORCH:
         table["torch", name] = Entry("dtype", name, "a tag: an element type as a value")
     for alias, name in _DTYPE_ALIASES.items():
         table["torch", alias] = Entry("dtype", name, "a tag: an element type as a value")
+    for name in _SHELL_DTYPES:
+        table["torch", name] = Entry("dtype", name, "a tag: an element type as a value")
+    table.update(_tags())
     view = "our own function: a view proven inside its record"
     table["torch._utils", "_rebuild_tensor"] = Entry("rebuild", why=view)
     table["torch._utils", "_rebuild_tensor_v2"] = Entry("rebuild_v2", why=view)
     table["torch._utils", "_rebuild_tensor_v3"] = Entry("rebuild_v3", why=view)
     table["torch._utils", "_rebuild_parameter"] = Entry("rebuild_parameter", why="our own function: sets two flags")
+    for name_pair, (kind, what) in _REBUILDS.items():
+        table[name_pair] = Entry(kind, why=f"our own function: {what}")
     table["torch", "Size"] = Entry("size", why="a tuple of ints")
     table["torch", "device"] = Entry("device", why="a word and an int")
     table["collections", "OrderedDict"] = Entry("ordered_dict", why="made empty or from checked pairs")
@@ -85,6 +159,16 @@ def _build() -> dict[tuple[str, str], Entry]:
     table["copyreg", "__newobj__"] = Entry("newobj", why="names another class, whose own rule holds")
     table["joblib.numpy_pickle", "NumpyArrayWrapper"] = Entry("joblib_array", why="an array of checked size behind it")
     table["torch.storage", "_load_from_bytes"] = Entry("load_from_bytes", why="a storage, read by the same machine")
+    return table
+
+
+def _tags() -> dict[tuple[str, str], Entry]:
+    """Constants and classes that stand for themselves, and the classes that are kept as inert objects."""
+    tag, inert = Entry("tag", why="a tag: its name is all it is"), Entry("inert", why="kept as data, never made")
+    table = {(module, name): tag for module, names in _TAGS.items() for name in names}
+    for module in ("torch", "torch.cuda", "torch.sparse", "torch.cuda.sparse"):
+        table.update({(module, f"{name}Tensor"): tag for name in _OLD_TENSORS})
+    table.update({(module, name): inert for module, names in _INERT.items() for name in names})
     return table
 
 
