@@ -492,8 +492,8 @@ def test_opaque_tensors_inside_are_tensors() -> None:
 
 
 def test_opaque_storage_class_makes_an_opaque_tensor() -> None:
-    data = hexfile.torch_file(hexfile.pickled(hexfile.tensor(cls="QUInt8Storage", numel=16)), {"0": bytes(16)})
-    with pytest.raises(UnsafePickleError, match="QUInt8Storage"):
+    data = hexfile.torch_file(hexfile.pickled(hexfile.tensor(cls="NovelStorage", numel=16)), {"0": bytes(16)})
+    with pytest.raises(UnsafePickleError, match="NovelStorage"):
         tensorio.load(data)
     assert type(tensorio.load(data, unknown="opaque")) is tensorio.Opaque
 

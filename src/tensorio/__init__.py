@@ -10,6 +10,7 @@ Importing this package imports neither NumPy nor any framework.
 
 from tensorio._api import convert, identify, load, open, save, verify
 from tensorio._version import __version__
+from tensorio.allowing import allow
 from tensorio.checkpoint._checkpoint import Checkpoint
 from tensorio.checkpoint._verify import Report
 from tensorio.errors import (
@@ -25,6 +26,7 @@ from tensorio.errors import (
     UnsafePickleError,
     UnsupportedError,
 )
+from tensorio.modules import state_dict
 from tensorio.tensors import Chunk, Extent, TensorInfo
 from tensorio.values import Device, Opaque, Size, TorchDType
 
@@ -50,10 +52,12 @@ __all__ = [
     "UnsafePickleError",
     "UnsupportedError",
     "__version__",
+    "allow",
     "convert",
     "identify",
     "load",
     "open",
     "save",
+    "state_dict",
     "verify",
 ]

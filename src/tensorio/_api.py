@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tensorio import formats
+from tensorio import allowing, formats
 from tensorio.checkpoint._checkpoint import Checkpoint, load_file, open_checkpoint
 from tensorio.checkpoint._verify import Report
 from tensorio.errors import UnsupportedError, error_context
@@ -50,7 +50,11 @@ def open(
         What to do with pickled objects of classes that are not allowed: refuse
         them, all names listed; or keep them as inert `Opaque` data.
     allow : iterable of type
-        Not available yet; must be empty.
+        Classes of your own whose pickled objects are to be made, besides those
+        of `tensorio.allow`. Their objects are made without calling them, except
+        for classes with a ``__reduce__`` of their own; a ``__setstate__`` runs
+        if there is one. The table of what runs of each sort of class is in the
+        documentation of ``tensorio.allowing``.
     encoding : str, optional
         Of strings that Python 2 pickled: a codec, or ``"bytes"`` to keep them.
         Text where it is UTF-8, else bytes, if not given.
@@ -70,6 +74,9 @@ def open(
         The bytes are wrong; see `tensorio.errors` for the kinds.
     UnsafePickleError
         With ``unknown="error"``; ``.globals`` has all refused names.
+    TypeError, ValueError
+        `allow` has something that is no class, or a class that may not be
+        allowed: of the standard library, beyond plain data.
     OSError
         From the system.
 
@@ -302,11 +309,11 @@ def _options(
 ) -> dict[str, Any]:
     if unknown not in ("error", "opaque"):
         raise ValueError(f"unknown= is 'error' or 'opaque', not {unknown!r}")
-    if tuple(allow):
-        raise UnsupportedError("allow= is not available in this version; use unknown='opaque'")
     if encoding not in (None, "bytes"):
         try:
             b"a".decode(encoding)
         except LookupError:
             raise ValueError(f"encoding= is the name of a codec for text or 'bytes', not {encoding!r}") from None
-    return {"writable": writable, "unknown": unknown, "strict": strict, "encoding": encoding}
+    allowed = (*allowing.current(), *allow)
+    allowing.table(allowed)  # says at once what may not be allowed
+    return {"writable": writable, "unknown": unknown, "strict": strict, "encoding": encoding, "allow": allowed}

@@ -6,14 +6,17 @@ Called by the compiled pickle machine with arguments that come from the file.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
+from tensorio import _stdlib
+from tensorio._scalars import is_key
+from tensorio._stdlib import STATES, TYPES, Redirect
 from tensorio.errors import HeaderError
 from tensorio.values import Device, Size
 
-__all__ = ["CALLS", "DICTS", "LISTS", "PLAIN_KEYS", "STATES"]
+__all__ = ["CALLS", "DICTS", "LISTS", "STATES", "TYPES", "Redirect", "is_key"]
 
 Args = tuple[Any, ...]
 Check = Callable[[object], None]
@@ -114,8 +117,13 @@ def make_complex(args: Args, check: Check) -> complex:
     return complex(*args)
 
 
+# Types made here that APPENDS and SETITEMS go to, besides list and dict.
+LISTS = (deque,)
+DICTS = (OrderedDict, Counter, defaultdict)
+
 # By `tensorio.allowlist.Entry.kind`.
 CALLS: dict[str, Callable[[Args, Check], Any]] = {
+    **_stdlib.CALLS,
     "bytearray": make_bytearray,
     "bytes": make_bytes,
     "complex": make_complex,
@@ -127,10 +135,3 @@ CALLS: dict[str, Callable[[Args, Check], Any]] = {
     "set": make_set,
     "size": size,
 }
-
-# What a state makes of an `Unbuilt` (by its kind), or does to an object (by its type).
-STATES: dict[object, Callable[[Any, Any, Check], Any]] = {}
-# Types that items are set in as in a dict, appended to as to a list; types whose hash is cheap.
-DICTS: tuple[type, ...] = (Counter,)
-LISTS: tuple[type, ...] = ()
-PLAIN_KEYS: tuple[type, ...] = ()

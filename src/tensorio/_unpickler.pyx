@@ -37,8 +37,8 @@ from collections import Counter, OrderedDict
 
 from tensorio._csrc cimport *
 
-from tensorio._calls import CALLS as _CALLS, STATES as _STATES
-from tensorio._calls import DICTS as _DICTS, LISTS as _LISTS, PLAIN_KEYS as _PLAIN_KEYS
+from tensorio._calls import CALLS as _CALLS, STATES as _STATES, TYPES as _TYPES, Redirect as _Redirect
+from tensorio._calls import DICTS as _DICTS, LISTS as _LISTS, is_key as _is_key
 from tensorio._rebuild_kinds import KINDS as _REBUILD_KINDS
 from tensorio.allowlist import ALLOWED as _ALLOWED
 from tensorio.dtypes import BY_NAME as _BY_NAME, DTYPES as _DTYPES
@@ -106,8 +106,6 @@ cdef enum Kind:
     K_REBUILD_KIND  # one of tensorio._rebuild_kinds
     K_ORDERED_DICT
     K_CALL  # one of tensorio._calls
-    K_NEWOBJ
-    K_RECONSTRUCTOR
     K_LOAD_FROM_BYTES
     K_JOBLIB_ARRAY
     K_NP_RECONSTRUCT
@@ -122,7 +120,7 @@ cdef dict _KINDS = {
     "rebuild": K_REBUILD, "rebuild_v2": K_REBUILD_V2, "rebuild_v3": K_REBUILD_V3,
     "rebuild_parameter": K_REBUILD_PARAMETER, "rebuild_parameter_with_state": K_REBUILD_PARAMETER_STATE,
     "rebuild_qtensor": K_REBUILD_QTENSOR, "rebuild_from_type": K_REBUILD_FROM_TYPE, "ordered_dict": K_ORDERED_DICT,
-    "newobj": K_NEWOBJ, "reconstructor": K_RECONSTRUCTOR, "load_from_bytes": K_LOAD_FROM_BYTES,
+    "ellipsis": K_VALUE, "load_from_bytes": K_LOAD_FROM_BYTES,
     "joblib_array": K_JOBLIB_ARRAY, "np_reconstruct": K_NP_RECONSTRUCT, "np_frombuffer": K_NP_FROMBUFFER, "np_scalar": K_NP_SCALAR,
     "np_ndarray": K_NP_NDARRAY, "np_dtype": K_NP_DTYPE,
 }
@@ -145,6 +143,9 @@ class _Restart(Exception):
     """The pickle asks for an object that the fast path did not make."""
 
 
+cdef dict _BY_TYPE = {}  # plain types, which stand for themselves in the tree until they are called
+
+
 cdef dict _make_globals():
     table = {}
     for (module, name), entry in _ALLOWED.items():
@@ -152,8 +153,13 @@ cdef dict _make_globals():
         g.module, g.name, g.kind_name, g.kind = module, name, entry.kind, _KINDS[entry.kind]
         if entry.kind == "tag":
             g.value = TorchTag(f"{module}.{name}")
+        elif entry.kind == "ellipsis":
+            g.value = ...
+        elif entry.kind in _TYPES and entry.kind != "ordered_dict":
+            g.value = _TYPES[entry.kind]
+            _BY_TYPE[g.value] = g
         elif entry.dtype:
-            g.value = TorchDType(entry.dtype)
+            g.value = TorchDType(entry.dtype) if entry.kind == "dtype" else None
             if entry.dtype in _BY_NAME:
                 g.dtype, g.itemsize = _BY_NAME[entry.dtype].code, _BY_NAME[entry.dtype].itemsize
         table[f"{module}\n{name}\n".encode()] = g
@@ -184,6 +190,8 @@ cdef class _Machine(_Arrays):
     cdef dict placed
     cdef dict placed_made
     cdef int tuple_keys
+    cdef int unbuilt  # objects that still need a state
+    cdef set allowed  # classes
     cdef dict opaque
     cdef readonly list refused
     cdef readonly list named
@@ -192,6 +200,7 @@ cdef class _Machine(_Arrays):
                   Py_ssize_t first_dim, rules, int64_t own_storage, nested_storage, dict placed, bint fast,
                   bint sweep):
         self.rules = rules
+        self.allowed = set(rules.allow.values())
         self.lenient = rules.unknown == "opaque"
         self.placed = placed
         self.placed_made = {}
@@ -210,7 +219,7 @@ cdef class _Machine(_Arrays):
         elif self.named is not None:
             self.named.append(_Named((<_Global> found).module, (<_Global> found).name, self.at))
         if type(found) is _Global:
-            if (<_Global> found).kind == K_VALUE:
+            if (<_Global> found).value is not None:
                 return (<_Global> found).value
             if (<_Global> found).kind == K_INERT:
                 return self.inert(key, (<_Global> found).module, (<_Global> found).name)
@@ -290,7 +299,7 @@ cdef class _Machine(_Arrays):
     cdef int set_items(self, Py_ssize_t height) except -1:
         """Pairs above `height` go into the mapping below them; a key may come once."""
         cdef Py_ssize_t i, before
-        cdef object key, target
+        cdef object key, target, put = None
         if height <= self.floor:
             self.wrong("there is no mapping below the items")
         if (self.sp - height) & 1:
@@ -300,8 +309,8 @@ cdef class _Machine(_Arrays):
             (<list> target.items).extend([(<object> self.stack[i], <object> self.stack[i + 1])
                                           for i in range(height, self.sp, 2)])
             return self.drop(height)
-        if not PyDict_CheckExact(target) and not PyODict_CheckExact(target) and not self.is_dict(target):
-            self.expected("a dict", target)
+        if not PyDict_CheckExact(target) and not PyODict_CheckExact(target):
+            put = self.setter(target)
         before = PyDict_Size(target)
         self.charge(COST_ITEM * (self.sp - height) // 2)
         for i in range(height, self.sp, 2):
@@ -313,7 +322,7 @@ cdef class _Machine(_Arrays):
             elif PyODict_CheckExact(target):
                 PyODict_SetItem(target, key, <object> self.stack[i + 1])
             else:
-                dict.__setitem__(target, key, <object> self.stack[i + 1])
+                put(target, key, <object> self.stack[i + 1])
         if PyDict_Size(target) - before != (self.sp - height) // 2:
             self.wrong("a key that occurs twice")
         return self.drop(height)
@@ -329,21 +338,35 @@ cdef class _Machine(_Arrays):
         if PyList_CheckExact(target):
             for i in range(height, self.sp):
                 PyList_Append(target, <object> self.stack[i])
-        elif type(target) in _LISTS or (isinstance(target, list) and self.is_allowed(type(target))):
-            base = list if isinstance(target, list) else type(target)
-            for i in range(height, self.sp):
-                base.append(target, <object> self.stack[i])
         else:
-            self.expected("a list", target)
+            append = self.appender(target)
+            for i in range(height, self.sp):
+                append(target, <object> self.stack[i])
         return self.drop(height)
 
-    cdef bint is_dict(self, object target) except -1:
-        """Whether items may be set in it as in a dict."""
-        return type(target) in _DICTS or (isinstance(target, dict) and self.is_allowed(type(target)))
+    cdef object appender(self, object target):
+        """What items are appended with: never a method of an allowed class's own."""
+        append = None
+        if type(target) in _LISTS:
+            append = type(target).append
+        elif type(target) in self.allowed:
+            from tensorio import allowing
+            append = allowing.appender(target)
+        if append is None:
+            self.expected("a list", target)
+        return append
 
-    cdef bint is_allowed(self, object cls) except -1:
-        """Whether the caller allowed a class."""
-        return bool(self.rules.allow) and cls in self.rules.allow.values()
+    cdef object setter(self, object target):
+        """What items are set with: never a method of an allowed class's own."""
+        put = None
+        if type(target) in _DICTS:
+            put = dict.__setitem__
+        elif type(target) in self.allowed:
+            from tensorio import allowing
+            put = allowing.setter(target)
+        if put is None:
+            self.expected("a dict", target)
+        return put
 
     cdef int op_dict(self, Py_ssize_t height) except -1:
         """DICT: the pairs above the mark become a dict."""
@@ -402,7 +425,7 @@ cdef class _Machine(_Arrays):
             for part in <tuple> key:
                 self.check_key_part(part, depth + 1, nodes)
         elif not (isinstance(key, (str, bytes, bool, float)) or key is None
-                  or type(key) in _PLAIN_KEYS or type(key) is _Global or type(key) is _Opaque):
+                  or _is_key(key) or type(key) is _Global or type(key) is _Opaque):
             self.expected("a key of a plain type", key)
         return 0
 
@@ -414,9 +437,9 @@ cdef class _Machine(_Arrays):
         args = <object> self.stack[self.sp - 1]
         if not PyTuple_CheckExact(args):
             self.expected("a tuple of arguments", args)
-        out = self.call(<object> self.stack[self.sp - 2], <tuple> args, None)
+        out = self.call(<object> self.stack[self.sp - 2], <tuple> args, None, self.buf[self.at] == c"R")
         self.drop(self.sp - 2)
-        return self.push(out)
+        return self.push_made(out)
 
     cdef int op_newobj_ex(self) except -1:
         """cls.__new__(cls, *args, **kwargs)."""
@@ -426,9 +449,9 @@ cdef class _Machine(_Arrays):
             self.expected("a tuple of arguments", args)
         if type(kwargs) is not dict:
             self.expected("a dict of arguments", kwargs)
-        out = self.call(<object> self.stack[self.sp - 3], <tuple> args, <dict> kwargs)
+        out = self.call(<object> self.stack[self.sp - 3], <tuple> args, <dict> kwargs, False)
         self.drop(self.sp - 3)
-        return self.push(out)
+        return self.push_made(out)
 
     cdef int op_inst(self) except -1:
         """INST and OBJ: a class and, from the mark on, its arguments; INST names the class in its own text."""
@@ -449,16 +472,21 @@ cdef class _Machine(_Arrays):
             first = height + 1
         self.charge(COST_OBJECT + 8 * (self.sp - height))
         args = tuple([<object> self.stack[i] for i in range(first, self.sp)])
-        out = self.call(cls, args, None)
+        out = self.call(cls, args, None, False)
         self.drop(height)
-        return self.push(out)
+        return self.push_made(out)
+
+    cdef inline int push_made(self, object made) except -1:
+        if type(made) is _Unbuilt:
+            self.unbuilt += 1
+        return self.push(made)
 
     cdef int op_extension(self, uint32_t code) except -1:
         """EXT1, EXT2, EXT4: a name that only the process which wrote the pickle knows."""
         return self.push(self.find(f"copyreg\nextension {code}\n".encode()))
 
-    cdef object call(self, object callee, tuple args, dict kwargs):
-        """What ``callee(*args)`` stands for; also for classes and their ``__new__``."""
+    cdef object call(self, object callee, tuple args, dict kwargs, bint reduce):
+        """What ``callee(*args)`` stands for, if `reduce`; else, ``callee.__new__(callee, *args, **kwargs)``."""
         cdef int kind
         if type(callee) is _Opaque:
             self.charge(COST_OPAQUE)
@@ -466,7 +494,7 @@ cdef class _Machine(_Arrays):
             out.kwargs = kwargs or None
             return out
         if type(callee) is not _Global:
-            return self.call_value(callee, args, kwargs)
+            return self.call_value(callee, args, kwargs, reduce)
         if kwargs:
             self.wrong(f"{callee!r} takes no named arguments")
         kind = (<_Global> callee).kind
@@ -488,13 +516,18 @@ cdef class _Machine(_Arrays):
                 error.offset = self.at
             raise
 
-    cdef object call_value(self, object callee, tuple args, dict kwargs):
-        """Calls of what stands for itself in the tree: torch's classes of old, and classes that the caller allowed."""
+    cdef object call_value(self, object callee, tuple args, dict kwargs, bint reduce):
+        """Calls of what stands for itself in the tree: plain types, classes that the caller allowed, torch's of old."""
         if type(callee) is _TorchTag:
             return self.old_tensor(callee, args)
-        if isinstance(callee, type) and self.is_allowed(callee):
+        if isinstance(callee, type) and callee in self.allowed:
+            self.charge(COST_OPAQUE)
             from tensorio import allowing
-            return allowing.make(callee, args, kwargs or {})
+            if reduce:
+                return allowing.call(callee, self.spelled_out(args), self.check)
+            return allowing.make(callee, self.spelled_out(args), kwargs, self.check)
+        if isinstance(callee, type) and callee in _BY_TYPE:
+            return self.call(_BY_TYPE[callee], args, kwargs, reduce)
         self.expected("something to call", callee)
 
     cdef object old_tensor(self, object tag, tuple args):
@@ -522,24 +555,15 @@ cdef class _Machine(_Arrays):
                 self.wrong(f"expected 4 arguments to rebuild a parameter with state, found {len(args)}")
             return self.parameter(args[:3])
         if kind == K_CALL or kind == K_ORDERED_DICT:
-            return _CALLS[callee.kind_name](self.spelled_out(args), self.check)
-        if kind == K_NEWOBJ or kind == K_RECONSTRUCTOR:
-            return self.call_class(kind, args)
+            made = _CALLS[callee.kind_name](self.spelled_out(args), self.check)
+            if type(made) is _Redirect:
+                return self.call(made.callee, made.args, made.kwargs, False)
+            return made
         if kind == K_LOAD_FROM_BYTES:
             return self.load_from_bytes(args)
         if kind == K_JOBLIB_ARRAY:
             return _Unbuilt("joblib_array")
         return self.call_numpy(kind, callee, args)
-
-    cdef object call_class(self, int kind, tuple args):
-        """copyreg's two ways to make an object before protocol 2: (class, *arguments) and (class, base, value)."""
-        if not args or (kind == K_RECONSTRUCTOR and len(args) != 3):
-            self.wrong("expected a class and what to make of it")
-        if type(args[0]) is _Global and (<_Global> args[0]).kind in (K_NEWOBJ, K_RECONSTRUCTOR):
-            self.expected("a class", args[0])
-        if kind == K_NEWOBJ:
-            return self.call(args[0], args[1:], None)
-        return self.call(args[0], () if args[2] is None else (args[2],), None)
 
     cdef object qtensor(self, tuple args):
         """(storage, offset, size, stride, quantizer, requires_grad, hooks)."""
@@ -563,7 +587,7 @@ cdef class _Machine(_Arrays):
         func = args[0]
         if type(func) is not _Global and type(func) is not _Opaque:
             self.expected("a function", func)
-        made = self.call(func, <tuple> args[2], None)
+        made = self.call(func, <tuple> args[2], None, True)
         return _REBUILD_KINDS["from_type"]((made, args[1], args[3]), self)
 
     def check(self, key):
@@ -583,6 +607,7 @@ cdef class _Machine(_Arrays):
             self.set_attributes(target, state)
         elif type(target) is _Unbuilt:
             state = self.pop()
+            self.unbuilt -= 1
             return self.replace(self.build(target, state))
         elif id(target) not in self.unfilled and self.is_tensor(target):
             self.old_variable(target, state)
@@ -611,7 +636,7 @@ cdef class _Machine(_Arrays):
                 self.numpy_state(target, state)
             elif type(target) in _STATES:
                 _STATES[type(target)](target, state, self.check)
-            elif self.is_allowed(type(target)):
+            elif type(target) in self.allowed:
                 from tensorio import allowing
                 allowing.set_state(target, state)
             else:
@@ -910,8 +935,8 @@ cdef class _Machine(_Arrays):
         if self.mp or self.sp != 1:
             self.wrong("the pickle stops with more or less than one object")
         out = self.pop()
-        if type(out) is _Unbuilt:
-            self.wrong("the pickle ends before an object has its state")
+        if self.unbuilt:
+            self.wrong("the pickle stops before an object has its state")
         return self.spell_out(out) if self.placeholders or self.spans else out
 
     cdef object spell_out(self, object root):

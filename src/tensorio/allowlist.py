@@ -113,9 +113,55 @@ _INERT = {
 
 _NOT_TORCH = {"float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"}
 
+# Results of several tensors with names, e.g. of torch.max: up to torch 2.13.
+_NAMED_RESULTS = (
+    "aminmax", "cummax", "cummin", "eig", "frexp", "geqrf", "histogram", "histogramdd", "kthvalue",
+    "linalg_cholesky_ex", "linalg_eig", "linalg_eigh", "linalg_inv_ex", "linalg_ldl_factor", "linalg_ldl_factor_ex",
+    "linalg_lstsq", "linalg_lu", "linalg_lu_factor", "linalg_lu_factor_ex", "linalg_qr", "linalg_slogdet",
+    "linalg_solve_ex", "linalg_svd", "lstsq", "lu_unpack", "max", "median", "min", "mode", "nanmedian", "qr",
+    "slogdet", "solve", "sort", "svd", "symeig", "topk", "triangular_solve",
+)  # fmt: skip
+
+
+def _plain_values() -> dict[tuple[str, str], Entry]:
+    """Values of the standard library and tuples of torch; what each makes is in `tensorio._stdlib`."""
+    table: dict[tuple[str, str], Entry] = {}
+    for name in ("bool", "int", "float", "str", "list", "tuple", "dict"):
+        table["builtins", name] = Entry(name, why="a tag, or a copy of one plain value")
+    table["builtins", "object"] = Entry("object", why="a tag, or an object without contents")
+    table["builtins", "Ellipsis"] = Entry("ellipsis", why="a constant")
+    table["builtins", "range"] = Entry("range", why="three ints")
+    table["builtins", "slice"] = Entry("slice", why="three plain values")
+    for name in ("date", "datetime", "time"):
+        table["datetime", name] = Entry(name, why="a few bytes, each checked")
+    table["datetime", "timedelta"] = Entry("timedelta", why="three ints")
+    table["datetime", "timezone"] = Entry("timezone", why="a checked timedelta and a name")
+    table["decimal", "Decimal"] = Entry("decimal", why="a short text of digits")
+    table["fractions", "Fraction"] = Entry("fraction", why="two ints, or a short text of digits")
+    table["uuid", "UUID"] = Entry("uuid", why="an int of 128 bits")
+    table["uuid", "SafeUUID"] = Entry("safe_uuid", why="one of three constants")
+    for module in ("pathlib", "pathlib._local"):
+        for kind, name in (("posix_path", "PosixPath"), ("windows_path", "WindowsPath")):
+            for pure in (name, f"Pure{name}"):
+                table[module, pure] = Entry(kind, why="strings, as a path that can't touch files")
+    table["collections", "deque"] = Entry("deque", why="a list; its bound allocates nothing")
+    table["collections", "defaultdict"] = Entry("defaultdict", why="made empty; its factory is a plain type")
+    table["collections", "UserDict"] = Entry("user_dict", why="holds a dict of checked keys")
+    table["collections", "UserList"] = Entry("user_list", why="holds a list")
+    table["types", "SimpleNamespace"] = Entry("simple_namespace", why="attributes that hide nothing")
+    table["argparse", "Namespace"] = Entry("namespace", why="attributes that hide nothing")
+    redirect = "names another class, which goes by its own rule"
+    table["copyreg", "_reconstructor"] = Entry("reconstructor", why=redirect)
+    table["copyreg", "__newobj__"] = Entry("newobj", why=redirect)
+    table["copyreg", "__newobj_ex__"] = Entry("newobj_ex", why=redirect)
+    for name in _NAMED_RESULTS:
+        table["torch.return_types", name] = Entry("fields", why="a tuple")
+        table["torch.return_types", f"{name}_out"] = Entry("fields", why="a tuple")
+    return table
+
 
 def _build() -> dict[tuple[str, str], Entry]:
-    table: dict[tuple[str, str], Entry] = {}
+    table = _plain_values()
     why = "a tag: tells the element type of a record"
     for torch_name, dtype in _STORAGES.items():
         table["torch", f"{torch_name}Storage"] = Entry("storage", dtype, why)
@@ -155,8 +201,6 @@ def _build() -> dict[tuple[str, str], Entry]:
         table[module, "scalar"] = Entry("np_scalar", why="bytes of the length of a checked dtype")
     table["numpy", "ndarray"] = Entry("np_ndarray", why="a tag: the class of an array to be filled")
     table["numpy", "dtype"] = Entry("np_dtype", why="a type letter and a width; no objects' dtypes")
-    table["copyreg", "_reconstructor"] = Entry("reconstructor", why="names another class, whose own rule holds")
-    table["copyreg", "__newobj__"] = Entry("newobj", why="names another class, whose own rule holds")
     table["joblib.numpy_pickle", "NumpyArrayWrapper"] = Entry("joblib_array", why="an array of checked size behind it")
     table["torch.storage", "_load_from_bytes"] = Entry("load_from_bytes", why="a storage, read by the same machine")
     return table

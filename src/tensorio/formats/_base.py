@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from tensorio import allowing
 from tensorio.pickles import Rules
 from tensorio.storage import Storage
 from tensorio.tensors import Table
@@ -66,7 +67,8 @@ class OpenOptions:
 
     def rules(self, own: str = "", legacy: bool = False) -> Rules:
         """How the file's pickles are to be read; see `tensorio.pickles.Rules`."""
-        return Rules(self.unknown, self.encoding, {}, own, legacy)
+        allowed = allowing.table(self.allow, opaque=self.unknown == "opaque")
+        return Rules(self.unknown, self.encoding, allowed, own, legacy)
 
 
 @dataclass
