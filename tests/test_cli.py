@@ -360,7 +360,7 @@ def test_inspect_shows_tensors_within_refused_objects(tmp_path: Path) -> None:
     assert row(text, "net") == ["<my.own.Model>"]
     assert row(text, "w")[:2] == ["float32", "[4]"]
     assert row(text, "n") == ["5"]
-    assert "net.state.w" in output("inspect", "--flat", path)
+    assert "net.w" in output("inspect", "--flat", path)
 
 
 def test_inspect_shows_at_most_so_many_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

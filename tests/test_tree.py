@@ -87,7 +87,7 @@ def test_opaque_objects_show_their_parts() -> None:
     opaque = Opaque("m", "C", (leaf(0),))
     opaque.state = {"w": leaf(1)}
     opaque.items.append(leaf(2))
-    assert [n for n, _, _ in named({"o": opaque})] == ["o.args.0", "o.state.w", "o.items.0"]
+    assert [n for n, _, _ in named({"o": opaque})] == ["o.args.0", "o.w", "o.items.0"]
 
 
 def test_budget_bounds_the_walk() -> None:

@@ -42,9 +42,10 @@ NAMES = [
 ]
 
 SIGNATURES = {
-    "load": "path, *, format=None, mmap=True, writable=False, names=None, unknown='error', allow=(), strict=False, "
-            "verify=False, progress=None",
-    "open": "path, *, format=None, mmap=True, writable=False, unknown='error', allow=(), encoding=None, strict=False, verify=False",
+    "load": "path, *, format=None, mmap=True, writable=False, names=None, unknown='error', allow=(), encoding=None, "
+            "strict=False, verify=False, progress=None",
+    "open": "path, *, format=None, mmap=True, writable=False, unknown='error', allow=(), encoding=None, strict=False, "
+            "verify=False",
     "save": "obj, path, *, format=None, metadata=None, align=None, compact=False, max_shard_size=None, durable=True, "
             "progress=None",
     "convert": "src, dst, *, format=None, dtype=None, rename=None, max_shard_size=None, unknown='error', allow=(), "

@@ -19,7 +19,7 @@ from tensorio.formats._base import Opened, OpenOptions
 from tensorio.opening import open_storage
 from tensorio.storage import FileStorage, Identity
 from tensorio.tensors import CONJ, NEG, Infos, Table, TensorInfo
-from tensorio.tree import fqns
+from tensorio.tree import filled, fqns, is_kind, leaves, name_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,6 +54,10 @@ class Checkpoint(Mapping[str, "Array"]):
 
     Notes
     -----
+    A tensor that NumPy has no array for (sparse, quantized, nested, ...) is
+    listed by its parts, ``name.values`` and so on; ``checkpoint[name]`` gives the
+    whole: a `TensorKind`.
+
     Arrays are views of one mapping. They are read-only unless the checkpoint was
     opened with ``writable=True``, keep the mapping alive, and stay valid after
     `close`.
@@ -121,12 +125,14 @@ class Checkpoint(Mapping[str, "Array"]):
         return iter(self._table.index)
 
     def __contains__(self, fqn: object) -> bool:
-        return fqn in self._table.index
+        return fqn in self._table.index or (isinstance(fqn, str) and fqn in self._kinds)
 
     def __getitem__(self, fqn: str) -> Array:
         table = self._table
         try:  # what error_context does, at a fifth of its cost
-            row = table.row_of(fqn)
+            row = table.index.get(fqn)
+            if row is None:
+                return self._kind(fqn)  # type: ignore[no-any-return]
             array = self._plain(table, row)
         except TensorIOError as error:
             error.path = error.path or self._name
@@ -134,6 +140,25 @@ class Checkpoint(Mapping[str, "Array"]):
                 error.record = error.record or fqn
             raise
         flags = table.flags(row)
+        return self._computed(array, flags) if flags & (CONJ | NEG) else array
+
+    def _kind(self, fqn: str) -> Any:
+        """A tensor that NumPy has no array for: its parts have names of their own."""
+        with error_context(path=self._name):
+            if fqn not in self._kinds:
+                raise TensorNotFoundError.among(fqn, self._table.names)
+            return filled(self._kinds[fqn], lambda row: self._tensor(self._table, row))
+
+    @cached_property
+    def _kinds(self) -> dict[str, Any]:
+        """The skeletons of such tensors, by name."""
+        if self._opened.flat:
+            return {}
+        found = leaves(self._opened.tree, self._opened.budget, kinds=True)
+        return {name_of(path): node for path, node in found if is_kind(node)}
+
+    def _tensor(self, table: Table, row: int) -> Array:
+        array, flags = self._plain(table, row), table.flags(row)
         return self._computed(array, flags) if flags & (CONJ | NEG) else array
 
     def _plain(self, table: Table, row: int) -> Array:

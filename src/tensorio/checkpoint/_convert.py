@@ -14,7 +14,7 @@ from tensorio.formats._items import Items, c_order
 from tensorio.plan import SMALL
 from tensorio.storage import LazyStorage
 from tensorio.tensors import CONJ, NEG, first_duplicate
-from tensorio.tree import is_leaf, leaves
+from tensorio.tree import is_kind, is_leaf, leaves, name_of
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._checkpoint import Checkpoint
@@ -67,7 +67,11 @@ def _others(checkpoint: Checkpoint) -> list[str]:
     opened = checkpoint._opened
     if opened.flat:
         return []
-    return [".".join(map(str, path)) for path, leaf in leaves(opened.tree, opened.budget) if not is_leaf(leaf)]
+    found = leaves(opened.tree, opened.budget, kinds=True)
+    return [
+        f"{name_of(path)} ({type(node).__name__})" if is_kind(node) else name_of(path)
+        for path, node in found if not is_leaf(node)
+    ]  # fmt: skip
 
 
 # ------------------------------------------------------------------- flat targets

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tensorio.cli._values import is_simple, value_text
 from tensorio.errors import LimitError
-from tensorio.tree import is_leaf
+from tensorio.tree import Step, children, is_kind, is_leaf
 from tensorio.values import Opaque
 
 if TYPE_CHECKING:
@@ -170,6 +170,8 @@ def labels_of(path: Path, most: int = LEVELS_MAX) -> list[str]:
     """Return the levels of a name: its keys, and what is between dots within them; the last of `most` is the rest."""
     labels: list[str] = []
     for key in path:
+        if type(key) is Step:
+            continue
         room = most - len(labels)
         if room <= 0:
             labels[-1] += f".{key}"
@@ -208,43 +210,34 @@ def _walk(checkpoint: Checkpoint, infos: list[TensorInfo], out: Survey) -> None:
 
 
 def _nodes(root: object, budget: int) -> Iterator[tuple[Path, object]]:
-    """Yield path and node of tensors, values and opaque objects, as `tensorio.tree.leaves` walks them.
+    """Yield path and node of tensors, values, opaque objects and kinds of tensors, as `tensorio.tree.leaves` does.
 
     Lists of plain values are one value.
     """
     path: list[object] = []
-    stack: list[tuple[Iterator[tuple[object, object]], int]] = [(iter([("", root)]), 0)]
+    stack: list[tuple[Iterator[tuple[Path, object]], int, int]] = [(iter([((), root)]), 0, 0)]
     open_ids: set[int] = set()
     while stack:
-        step = next(stack[-1][0], None)
+        inner, ident, taken = stack[-1]
+        step = next(inner, None)
         if step is None:
-            open_ids.discard(stack.pop()[1])
-            del path[-1:]
+            stack.pop()
+            open_ids.discard(ident)
+            del path[len(path) - taken :]
             continue
-        key, node = step
+        keys, node = step
         budget -= 1
         if budget < 0:
             raise LimitError("the saved object is shared so often within itself that it can't be listed")
-        simple = is_simple(node)
-        if simple or type(node) is Opaque:
-            yield (*path, key)[1:], node  # the root's own key is none
-        if simple:
+        inside = None if is_simple(node) else children(node)
+        if inside is None or type(node) is Opaque or is_kind(node):
+            yield (*path, *keys), node
+        if inside is None:
             budget -= len(node) if isinstance(node, list | tuple) else 0
         elif id(node) not in open_ids:
             open_ids.add(id(node))
-            stack.append((_children(node), id(node)))
-            path.append(key)
-
-
-def _children(node: object) -> Iterator[tuple[object, object]]:
-    """Keys and values of a container; of an opaque object, those that say something."""
-    if isinstance(node, dict):
-        return iter(node.items())
-    if isinstance(node, list | tuple):
-        return iter(enumerate(node))
-    assert type(node) is Opaque
-    parts: list[tuple[object, object]] = [("args", node.args), ("state", node.state), ("items", node.items)]
-    return iter([(name, part) for name, part in parts if part is not None and part != () and part != []])
+            path.extend(keys)
+            stack.append((inside, id(node), len(keys)))
 
 
 # ------------------------------------------------------------------------- sharing

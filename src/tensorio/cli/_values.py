@@ -9,27 +9,26 @@ from collections.abc import Iterable
 from itertools import islice
 
 from tensorio.cli._text import shown
-from tensorio.tree import is_leaf
-from tensorio.values import Device, Opaque, Size, TorchDType
+from tensorio.tree import children, is_leaf
+from tensorio.values import Device, Opaque, TorchDType
 
 __all__ = ["is_simple", "value_text"]
 
 TEXT_MAX = 60  # characters of a value
 ITEMS_MAX = 4  # items of a list
 
-_CONTAINERS = (dict, list, tuple, Opaque)
 _PLAIN = (bool, int, float, complex, type(None))
 
 
 def is_simple(node: object) -> bool:
     """Tell whether a node is shown as one value: no container, an empty one, or a list of plain values."""
-    if not isinstance(node, _CONTAINERS) or isinstance(node, Size | Device):
+    if isinstance(node, dict | list | tuple) and not node:
         return True
     if isinstance(node, Opaque):
         return node.args is None and node.state is None and not node.items
-    if isinstance(node, dict):
-        return not node
-    return not any(isinstance(item, _CONTAINERS) or is_leaf(item) for item in node)
+    if type(node) in (list, tuple):
+        return all(children(item) is None and not is_leaf(item) for item in node)  # type: ignore[attr-defined]
+    return children(node) is None
 
 
 def value_text(value: object) -> str:

@@ -11,6 +11,7 @@ from tensorio.cli._outline import Line, lines, outline
 from tensorio.cli._survey import LEVELS_MAX, Entry, Partial, Share, Survey
 from tensorio.cli._text import Cell, Sheet, elements, percent, shape_text, shown, size, some
 from tensorio.tensors import CONJ, NEG, PARAMETER, REQUIRES_GRAD
+from tensorio.tree import name_of
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._checkpoint import Checkpoint
@@ -158,7 +159,7 @@ def sections(
 
 
 def _value_row(entry: Entry) -> tuple[str, str]:
-    return shown(".".join(map(str, entry.path[:LEVELS_MAX]))) or "(the object itself)", entry.text
+    return shown(name_of(entry.path[:LEVELS_MAX])) or "(the object itself)", entry.text
 
 
 def _titled(title: str, columns: str) -> Sheet:
