@@ -26,6 +26,7 @@ import sys
 from _compat_pickle import REVERSE_IMPORT_MAPPING as _IMPORTS, REVERSE_NAME_MAPPING as _NAMES
 from _codecs import encode as _codecs_encode
 from collections import OrderedDict
+from dataclasses import replace as _replace
 from copyreg import dispatch_table as _dispatch_table
 from pickle import PicklingError, whichmodule
 from types import FunctionType as _FunctionType
@@ -36,7 +37,12 @@ from tensorio.dtypes import BY_NAME as _BY_NAME, DTYPES as _DTYPES, of_numpy
 from tensorio.errors import UnsupportedError
 from tensorio._unpickler import Leaf as _Leaf, _Global
 from tensorio.arraylike import as_numpy as _as_numpy, is_foreign_tensor as _is_foreign_tensor
-from tensorio.values import Device, Opaque, Size, TorchDType
+from tensorio.kinds import (
+    QUANTIZED as _QUANTIZED_TYPES, JaggedTensor as _JaggedTensor, MetaTensor as _MetaTensor, NestedTensor as _NestedTensor,
+    QuantizedTensor as _QuantizedTensor, TensorKind as _TensorKind,
+)
+from tensorio.sparse import SparseTensor as _SparseTensor
+from tensorio.values import Device, Opaque, Size, TorchDType, TorchTag
 
 cdef extern from "Python.h":
     int Py_EnterRecursiveCall(const char *where)  # not zero, and an error set, when too deep
@@ -69,6 +75,17 @@ cdef list _NAME_OF = [d.name for d in _DTYPES]
 cdef int[64] _ITEMSIZE
 for _d in _DTYPES:
     _ITEMSIZE[_d.code] = _d.itemsize
+
+
+# Storage class of quantized integers. Their codes, for spans only, are no rows of the table: a storage of theirs
+# is never shared with one of plain integers.
+_QUANTIZED = {"qint8": (63, "QInt8Storage"), "quint8": (62, "QUInt8Storage"), "qint32": (61, "QInt32Storage"),
+              "quint4x2": (60, "QUInt4x2Storage"), "quint2x4": (59, "QUInt2x4Storage")}
+for _code, _name in _QUANTIZED.values():
+    _ITEMSIZE[_code] = 4 if _name == "QInt32Storage" else 1
+
+_LAYOUTS = frozenset(f"torch.{name}" for name in ("strided", "jagged", "_mkldnn", "sparse_coo", "sparse_csr",
+                                                  "sparse_csc", "sparse_bsr", "sparse_bsc"))
 
 
 class _Named:
@@ -355,6 +372,10 @@ cdef class _Pickler:
             return self.save_global(obj, obj.module, obj.name)
         if kind is TorchDType:
             return self.save_global(obj, "torch", str(obj))
+        if kind is TorchTag:
+            return self.save_tag(str(obj))
+        if isinstance(obj, _TensorKind):
+            return self.save_kind(obj)
         if kind is Size:
             return self.save_reduce((_torch_global("torch", "Size"), (tuple(obj),)), obj)
         if kind is Device:
@@ -563,6 +584,8 @@ cdef class _Pickler:
         """A GLOBAL under its Python 2 name, as protocol 2 has it."""
         module, name = _NAMES.get((module, name), (module, name))
         module = _IMPORTS.get(module, module)
+        if "\n" in module or "\n" in name:
+            raise PicklingError(f"can't save {module!r}.{name!r}: not a name")
         try:
             text = f"c{module}\n{name}\n".encode("ascii")
         except UnicodeEncodeError:
@@ -746,42 +769,58 @@ cdef class _Pickler:
         """A NumPy array as the tensor that torch.from_numpy makes of it; False for types that are no tensor's."""
         cdef Tensor t
         cdef int64_t first
-        cdef int32_t piece
-        if a.ndim > MAX_RANK:
+        cdef int32_t piece = self.place_array(a, &t, -1, &first)
+        if piece < 0:
             return False
-        of_array(a, &t)
-        if t.dtype < 0 or t.reach < 0:
-            return self.save_copied(a, owner, &t)
-        self.keep.append(a)
-        piece = self.place(-1, t.dtype, t.address, t.address + t.reach, &first)
         self.tensor(&t, piece, first)
         self.memoize(owner)
         return True
 
-    cdef bint save_copied(self, object a, object owner, Tensor *t) except -1:
+    cdef int32_t place_array(self, object a, Tensor *t, int group, int64_t *first) except -1:
+        """The piece of an array, as `place`; -2 for types that are no tensor's.
+
+        A `group` that is not negative stands for its type where storages are shared.
+        """
+        if a.ndim > MAX_RANK:
+            return -2
+        of_array(a, t)
+        if t.dtype < 0 or t.reach < 0:
+            first[0] = 0
+            return self.place_copy(a, t)
+        self.keep.append(a)
+        return self.place(-1, t.dtype if group < 0 else group, t.address, t.address + t.reach, first)
+
+    cdef int32_t place_copy(self, object a, Tensor *t) except -1:
         """An array of foreign byte order or odd strides: written in C order, copied when its turn comes."""
         cdef int64_t step = 1
         cdef int i
         cdef int32_t piece
         row = of_numpy(a.dtype)
         if row is None:
-            return False
+            return -2
         t.dtype, t.itemsize = row.code, row.itemsize
         for i in range(t.rank - 1, -1, -1):
             t.strides[i] = step
             step *= max(t.shape[i], 1)
         piece = self.new_piece(-1, 0, t.numel * t.itemsize)
         self.made[piece] = a
-        self.tensor(t, piece, 0)
-        self.memoize(owner)
-        return True
+        return piece
 
     cdef int save_leaf(self, object obj) except -1:
         """A tensor whose bytes are elsewhere."""
         cdef Tensor t
-        cdef int64_t first, offset, nbytes, space
+        cdef int64_t first
+        cdef int32_t piece = self.place_leaf(obj, &t, -1, &first)
+        if t.flags & PARAMETER:
+            self.parameter(&t, piece, first)
+        else:
+            self.tensor(&t, piece, first)
+        return self.memoize(obj)
+
+    cdef int32_t place_leaf(self, object obj, Tensor *t, int group, int64_t *first) except -1:
+        """The piece of a leaf, as `place_array`."""
+        cdef int64_t offset, nbytes, space
         cdef int i
-        cdef int32_t piece
         dtype, space, offset, nbytes, shape, strides, flags = self.leaf(obj)
         if _DTYPES[dtype].packed:
             raise UnsupportedError(f"torch files have no dtype for {_NAME_OF[dtype]}")
@@ -789,12 +828,63 @@ cdef class _Pickler:
         for i in range(t.rank):
             t.shape[i] = shape[i]
             t.strides[i] = strides[i] // t.itemsize
-        piece = self.place(space, t.dtype, offset, offset + nbytes, &first)
-        if t.flags & PARAMETER:
-            self.parameter(&t, piece, first)
+        return self.place(space, t.dtype if group < 0 else group, offset, offset + nbytes, first)
+
+    # ---------------------------------------- tensors that NumPy has no array for
+
+    cdef int save_kind(self, object obj) except -1:
+        """As torch reduces them."""
+        if not any([type(part) is _Leaf for part in obj.parts().values()]):  # leaves were checked when they were read
+            obj.check()
+        if obj.parameter:
+            bare = _replace(obj, parameter=False, requires_grad=False)
+            return self.save_reduce((self.g_parameter, (bare, obj.requires_grad, OrderedDict())), obj)
+        if type(obj) is _QuantizedTensor:
+            return self.save_quantized(obj)
+        return self.save_reduce(_reduction(obj), obj)
+
+    cdef int save_quantized(self, object obj) except -1:
+        """(storage, offset, size, stride, quantizer, requires_grad, hooks)."""
+        cdef Tensor t
+        cdef int64_t first
+        cdef int32_t piece
+        group, storage = _QUANTIZED[obj.dtype]
+        if self.leaf is not None and type(obj.values) is _Leaf:
+            piece = self.place_leaf(obj.values, &t, group, &first)
         else:
-            self.tensor(&t, piece, first)
+            piece = self.place_array(obj.values, &t, group, &first)
+        if _QUANTIZED_TYPES[obj.dtype][1] < 8:
+            _flat(obj.shape, &t)
+            if first:
+                raise UnsupportedError(f"a {obj.dtype} tensor that shares its bytes with another can't be written")
+        self.global_of(_torch_global("torch._utils", "_rebuild_qtensor"))
+        self.op(c"(")
+        self.pid(piece, _torch_global("torch", storage), "cpu", self.pieces[piece].nbytes // t.itemsize)
+        self.any_int(first)
+        self.ints(t.shape, t.rank)
+        self.ints(t.strides, t.rank)
+        scale, zero_point = (list(n) if type(n) is tuple else n for n in (obj.scale, obj.zero_point))
+        ends = (scale, zero_point) if obj.axis is None else (scale, zero_point, obj.axis)
+        self.save((TorchTag(f"torch.{obj.scheme}"), *ends))
+        self.op(<char> 0x88 if obj.requires_grad else <char> 0x89)
+        self.hooks()
+        self.op(c"t")
+        self.put_next()
+        self.op(c"R")
         return self.memoize(obj)
+
+    cdef int save_tag(self, str name) except -1:
+        """A constant or class of torch: layouts by a call, all others as a global."""
+        module, _, short = name.rpartition(".")
+        found = _torch_global(module, short)
+        if name not in _LAYOUTS:
+            if type(found).__name__ == "memory_format":  # torch can't pickle these
+                found = _named.setdefault((module, short), _Named(module, short))
+            return self.global_of(found)
+        if type(found) is not _Named:
+            return self.global_of(found)
+        return 0 if self.recall(found) else self.save_reduce(
+            (_torch_global("torch.serialization", "_get_layout"), (name,)), found)
 
     cdef bint save_torch(self, object obj, type kind) except -1:
         """torch's tensors and storages; False for anything else."""
@@ -857,6 +947,46 @@ cdef class _Pickler:
         """A bare storage, on its own or out of a reduction."""
         location = self.torch.serialization.location_tag(storage)
         return self.pid(self.whole_storage(storage, _class_code(cls)), cls, location, numel)
+
+
+def _reduction(obj):
+    """The call that rebuilds a tensor that NumPy has no array for, but for quantized ones."""
+    kind = type(obj)
+    if kind is _SparseTensor:
+        parts = (obj.indices, obj.values) if obj.layout == "coo" else (obj.compressed, obj.indices, obj.values)
+        last = () if obj.layout != "coo" or obj.is_coalesced is None else (obj.is_coalesced,)
+        data = (*parts, Size(obj.shape), *last)
+        return _torch_global("torch._utils", "_rebuild_sparse_tensor"), (TorchTag(f"torch.sparse_{obj.layout}"), data)
+    if kind is _MetaTensor:
+        dtype = _torch_global("torch", obj.dtype)
+        return (_torch_global("torch._utils", "_rebuild_meta_tensor_no_storage"),
+                (dtype, obj.shape, obj.strides, obj.requires_grad))
+    if kind is _NestedTensor:
+        offsets = np.array(obj.offsets, np.int64) if type(obj.offsets) is tuple else obj.offsets
+        return (_torch_global("torch._utils", "_rebuild_nested_tensor"),
+                (obj.buffer, obj.sizes, obj.strides, offsets))
+    if kind is _JaggedTensor:
+        module = "torch.nested._internal.nested_tensor"
+        words = {"values": obj.values, "offsets": obj.offsets, "lengths": obj.lengths, "_ragged_idx": obj.ragged_idx,
+                 "_metadata_cache": {}, "requires_grad": obj.requires_grad}
+        return (_torch_global("torch._tensor", "_rebuild_from_type_v2"),
+                (_torch_global(module, "_rebuild_njt"), _torch_global(module, "NestedTensor"), (words,), None))
+    raise UnsupportedError(f"{obj!r} can't be written: torch makes it by running its class, with the processes it is "
+                           "spread over; save its parts instead")
+
+
+cdef int _flat(tuple shape, Tensor *t) except -1:
+    """Give a tensor a shape, with strides in C order."""
+    cdef int i
+    cdef int64_t step = 1
+    if len(shape) > MAX_RANK:
+        raise UnsupportedError(f"a tensor of {len(shape)} dimensions; torch has at most {MAX_RANK}")
+    t.rank = <int> len(shape)
+    for i in range(t.rank - 1, -1, -1):
+        t.shape[i] = shape[i]
+        t.strides[i] = step
+        step *= max(t.shape[i], 1)
+    return 0
 
 
 cdef object _class_code(object cls):

@@ -90,6 +90,10 @@ class TensorKind:
         """
         return replace(self, **parts)  # type: ignore[arg-type]  # the caller's parts are of the fields' types
 
+    def as_parameter(self: K, requires_grad: bool) -> K:
+        """Return a copy that is a ``torch.nn.Parameter``."""
+        return replace(self, requires_grad=requires_grad, parameter=True)
+
     def check(self, describe: Describe = described) -> None:
         """Prove that types and shapes of the parts fit each other; their values are not read.
 
