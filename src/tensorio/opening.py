@@ -9,7 +9,7 @@ import errno
 import io
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from tensorio.errors import UnsupportedError
 from tensorio.storage import FileStorage, MemoryStorage, Storage, arena
@@ -17,7 +17,7 @@ from tensorio.storage import FileStorage, MemoryStorage, Storage, arena
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-__all__ = ["open_storage"]
+__all__ = ["leave_behind", "open_storage"]
 
 
 def open_storage(source: object, *, writable: bool = False) -> tuple[Storage, str | None, str]:
@@ -129,6 +129,19 @@ def _open_file_object(f: BinaryIO, writable: bool) -> tuple[Storage, None, str]:
             path=name,
         )
     return _in_memory(memoryview(data), writable), None, name
+
+
+def leave_behind(source: object, storage: Storage) -> None:
+    """Leave a file object at the first byte behind what was read, where another object may begin.
+
+    For formats that are streams; others read to the end, as far as anyone can tell.
+    """
+    if storage.used is None or isinstance(source, str | os.PathLike) or not hasattr(source, "seek"):
+        return
+    # What was read into memory left the position at the end; what was mapped left it where it was.
+    f = cast("BinaryIO", source)
+    start = storage.fileno()[1] if isinstance(storage, FileStorage) else f.tell() - storage.nbytes
+    f.seek(start + storage.used)
 
 
 def _is_raw_file(f: object) -> bool:

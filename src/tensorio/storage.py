@@ -66,11 +66,14 @@ class Storage:
         Whether arrays over it may be written to (the file never changes).
     mapped : bool
         Whether its pages are those of a file and can be let go and come back.
+    used : int or None
+        First byte behind what a format read, if more of its kind may follow; None: all bytes are one file.
     """
 
     nbytes: int = 0
     writable: bool = False
     mapped: bool = False
+    used: int | None = None
 
     def __init__(self) -> None:
         self._lease: Lease | None = None

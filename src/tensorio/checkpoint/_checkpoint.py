@@ -16,7 +16,7 @@ from tensorio.errors import (
     error_context,
 )
 from tensorio.formats._base import Opened, OpenOptions
-from tensorio.opening import open_storage
+from tensorio.opening import leave_behind, open_storage
 from tensorio.storage import FileStorage, Identity
 from tensorio.tensors import CONJ, NEG, Infos, Table, TensorInfo
 from tensorio.tree import filled, fqns, is_kind, leaves, name_of
@@ -316,6 +316,7 @@ def open_checkpoint(source: Any, *, format: str | None = None, mmap: bool = True
                 from tensorio.checkpoint._verify import verify_opened
 
                 verify_opened(opened, name, progress).raise_first()
+        leave_behind(source, storage)
     except BaseException:
         storage.close()
         raise
@@ -335,6 +336,7 @@ def load_file(source: Any, *, format: str | None, mmap: bool, progress: Progress
             tree = reader.load(storage, options)
             if isinstance(storage, FileStorage):
                 storage.check_unchanged()
+        leave_behind(source, storage)
         return tree
     finally:
         storage.close()  # the arrays keep what they need

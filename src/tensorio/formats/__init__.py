@@ -19,7 +19,9 @@ from tensorio.storage import Storage
 __all__ = ["for_target", "get", "names", "of_storage", "target_name"]
 
 # In the order in which they are asked: exact signatures before plausible ones.
-_NAMES = ("torch_zip", "safetensors")
+_NAMES = ("torch_zip", "torch_legacy", "torch_tar", "safetensors", "pickle")
+# Modules that are not called what their format is.
+_MODULES = {"pickle": "plain_pickle"}
 
 HEAD = 4096  # bytes shown to `recognises`
 
@@ -34,7 +36,7 @@ def get(name: str) -> Format:
     """Return the format called `name` (imports it on first use)."""
     if name not in _NAMES:
         raise UnsupportedError(f"no format called {name!r}; there are {', '.join(_NAMES)}")
-    return cast(Format, importlib.import_module(f"tensorio.formats.{name}"))
+    return cast(Format, importlib.import_module(f"tensorio.formats.{_MODULES.get(name, name)}"))
 
 
 def of_storage(storage: Storage, name: str | None = None, path: str = "") -> Format:

@@ -24,8 +24,11 @@ _SIGNATURES: tuple[tuple[bytes, str, str], ...] = (
     (b"\x89PNG\r\n", "a PNG image", "this is not the file you wanted"),
     (b"\xff\xd8\xff", "a JPEG image", "this is not the file you wanted"),
     (b"%PDF-", "a PDF document", "this is not the file you wanted"),
-    (b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", "a torch file of the time before zip (legacy)",
-     "this version does not read legacy files; load and save it with torch"),
+    (b"\x78\x01", "zlib data", "if joblib wrote it, save it there again with compress=0"),
+    (b"\x78\x5e", "zlib data", "if joblib wrote it, save it there again with compress=0"),
+    (b"\x78\x9c", "zlib data", "if joblib wrote it, save it there again with compress=0"),
+    (b"\x78\xda", "zlib data", "if joblib wrote it, save it there again with compress=0"),
+    (b"ZF0x", "a compressed file of joblib before 0.10", "load it there and save it again with compress=0"),
     (b"\x7fELF", "a program", "this is not the file you wanted"),
 )  # fmt: skip
 
@@ -39,10 +42,13 @@ def looks_like(head: bytes, storage: Storage) -> str | None:
 
 def unknown(head: bytes, storage: Storage) -> str:
     """Say in one line that nothing is known of the file."""
-    return (
-        f"not a checkpoint that tensorio knows: expected a torch zip archive or a safetensors file, "
-        f"found {storage.nbytes} bytes that begin with {escaped(head[:16])}"
-    )
+    found = f"found {storage.nbytes} bytes that begin with {escaped(head[:16])}"
+    if head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5"):
+        return (
+            f"not a checkpoint that tensorio knows: {found}: it may be a plain pickle, of no arrays near its "
+            "beginning; format='pickle' reads it as one"
+        )
+    return f"not a checkpoint that tensorio knows: expected a torch file or a safetensors file, {found}"
 
 
 def _guesses(head: bytes, storage: Storage) -> Iterator[tuple[str, str]]:
@@ -58,7 +64,5 @@ def _guesses(head: bytes, storage: Storage) -> Iterator[tuple[str, str]]:
         yield "an HTML or XML page", "a server sent an error or login page instead of the file"
     if head[257:262] == b"ustar":
         yield "a tar archive", "unpack it first"
-    if head[:1] == b"\x80" and len(head) > 1 and 2 <= head[1] <= 5:
-        yield "a plain pickle", "this version reads pickles inside torch zip archives only"
     if start.startswith((b"{", b"[")):
         yield "JSON text", "point to the checkpoint itself"
