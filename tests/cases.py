@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import hexfile
+import oldfiles
 
 Array = np.ndarray[Any, Any]
 
@@ -263,3 +264,124 @@ def open_descriptors() -> int:
     """Descriptors this process has open, once garbage of earlier tests is gone."""
     gc.collect()
     return len(os.listdir("/proc/self/fd"))
+
+
+# ------------------------------------------------------ torch before zip, pickles
+
+
+@case
+def torch_legacy_small() -> Case:
+    """A nested object with a tied tensor, written by torch itself."""
+    torch = pytest.importorskip("torch", reason="the file is made by torch.save")
+    w = array("float32", (3, 4))
+    tensors = {"model.w": w, "model.b": array("float16", (4,)), "steps.0": array("int64", ()), "half.0": w[:, :2]}
+    first = as_torch(w)
+    obj = {"model": {"w": first, "b": as_torch(tensors["model.b"])}, "steps": [as_torch(tensors["steps.0"]), 5],
+           "half": [first[:, :2]], "lr": 0.5}  # fmt: skip
+    out = io.BytesIO()
+    torch.save(obj, out, _use_new_zipfile_serialization=False)
+    return Case("torch_legacy", ".pth", out.getvalue(), tensors)
+
+
+@case
+def torch_legacy_by_hand() -> Case:
+    """A flat dict without memo opcodes, keys that are no numbers, storages in another order than they are mentioned."""
+    tensors = {"a": array("float32", (2, 3)), "b": array("int64", (5,)), "c": array("uint8", (3,))}
+    body = hexfile.mapping(
+        {
+            "a": oldfiles.old_tensor("x", 6, (2, 3)),
+            "b": oldfiles.old_tensor("7", 5, (5,), cls="LongStorage"),
+            "c": oldfiles.old_tensor("0", 3, (3,), cls="ByteStorage"),
+        }
+    )
+    raw = {"0": tensors["c"].tobytes(), "7": tensors["b"].tobytes(), "x": tensors["a"].tobytes()}
+    data = oldfiles.legacy_file(body, raw, itemsize={"0": 1, "7": 8, "x": 4})
+    return Case("torch_legacy", ".pt", data, tensors)
+
+
+@case
+def torch_legacy_views() -> Case:
+    """Storages that are parts of one root, as torch 0.1 to 0.3 wrote them."""
+    root = array("float32", (16,))
+    tensors = {"a": root[:6].reshape(2, 3), "b": root[4:12], "c": root[13:15]}
+    body = hexfile.mapping(
+        {
+            "a": oldfiles.old_tensor("9", 16, (2, 3), part=oldfiles.view("1", 0, 8)),
+            "b": oldfiles.old_tensor("9", 16, (8,), part=oldfiles.view("2", 4, 8)),
+            "c": oldfiles.old_tensor("9", 16, (2,), offset=1, part=oldfiles.view("3", 12, 4), location="cuda:1"),
+        }
+    )
+    return Case("torch_legacy", ".pth.tar", oldfiles.legacy_file(body, {"9": root.tobytes()}), tensors)
+
+
+@case
+def torch_tar_by_hand() -> Case:
+    """Tensors that share a storage, and a storage by itself."""
+    w = array("float32", (12,))
+    tensors = {"w": w.reshape(3, 4), "part": w[2:8:2], "n": array("int64", (3,))}
+    storages = oldfiles.tar_storages([(100, "FloatStorage", 12, w.tobytes()),
+                                      (200, "LongStorage", 3, tensors["n"].tobytes())])  # fmt: skip
+    table = oldfiles.tar_tensors([(1, 100, "FloatTensor", (3, 4), (4, 1), 0), (2, 100, "FloatTensor", (3,), (2,), 2)])
+    body = hexfile.mapping({"w": oldfiles.tar_id(1), "part": oldfiles.tar_id(2), "n": oldfiles.tar_id(200)})
+    return Case("torch_tar", ".t7", oldfiles.torch_tar(body, storages, table), tensors)
+
+
+@case
+def torch_tar_views() -> Case:
+    """Storages inside others, and members in another order."""
+    root = array("float64", (8,))
+    storages = oldfiles.tar_storages(
+        [(5, "DoubleStorage", 8, root.tobytes())], b"](" + hexfile.numbers([6, 5, 2, 4]) + b"e"
+    )
+    table = oldfiles.tar_tensors([(1, 6, "DoubleTensor", (2, 2), (1, 2), 0)])
+    parts = {
+        "storages": storages,
+        "tensors": table,
+        "pickle": hexfile.pickled(hexfile.mapping({"t": oldfiles.tar_id(1)})),
+    }
+    data = oldfiles.tar_file(*(oldfiles.tar_member(name, part) for name, part in parts.items()))
+    return Case("torch_tar", ".pt", data, {"t": root[2:6].reshape(2, 2).T})
+
+
+@case
+def torch_tar_time_stamps() -> Case:
+    """Extended headers in front of the members, as Python's tarfile writes them."""
+    a = array("uint8", (5,))
+    line = oldfiles.pax_header(oldfiles.pax_line("mtime", "1487716561.25"))
+    parts = {
+        "sys_info": oldfiles.INFO,
+        "pickle": hexfile.pickled(hexfile.mapping({"a": oldfiles.tar_id(1)})),
+        "tensors": oldfiles.tar_tensors([(1, 2, "ByteTensor", (5,), (1,), 0)]),
+        "storages": oldfiles.tar_storages([(2, "ByteStorage", 5, a.tobytes())]),
+    }
+    data = oldfiles.tar_file(*(line + oldfiles.tar_member(name, part) for name, part in parts.items()))
+    return Case("torch_tar", ".pth", data, {"a": a})
+
+
+def pickle_bytes(obj: Any, protocol: int) -> bytes:
+    """A plain pickle."""
+    import pickle
+
+    return pickle.dumps(obj, protocol)
+
+
+@case
+def pickle_small() -> Case:
+    """Nested containers of arrays, in C order and in Fortran's, of today's default protocol."""
+    tensors = {"a.w": array("float32", (20, 30)), "a.b": array("int64", ()), "c.0": array("float64", (3, 4))}
+    obj = {"a": {"w": tensors["a.w"], "b": tensors["a.b"]}, "c": [np.asfortranarray(tensors["c.0"])], "lr": 0.5}
+    return Case("pickle", ".dat", pickle_bytes(obj, 4), tensors)
+
+
+@case
+def pickle_protocol_3() -> Case:
+    """The first protocol that has bytes."""
+    tensors = {"x": array("uint16", (70,)), "y": array("bool", (2, 3)), "z": array("complex64", (1,))}
+    return Case("pickle", ".dat", pickle_bytes(tensors, 3), tensors)
+
+
+@case
+def pickle_protocol_5() -> Case:
+    """Arrays in one list, and one array at the top level of another file's making: by ``_frombuffer``."""
+    tensors = {"0": array("float16", (9, 9)), "1": array("int8", (300,))}
+    return Case("pickle", ".dat", pickle_bytes(list(tensors.values()), 5), tensors)

@@ -181,7 +181,7 @@ def _storages(view: memoryview, at: int, order: list[tuple[int, Mentioned]]) -> 
 
 def read_count(view: memoryview, at: int) -> int:
     """Read the number of elements in front of a storage."""
-    if _COUNT > len(view) - at:
+    if len(view) - at < _COUNT:
         raise TruncatedError(
             f"expected a number of {_COUNT} bytes in front of a storage, found {len(view) - at} bytes", offset=at
         )

@@ -78,7 +78,7 @@ def members(view: memoryview) -> dict[str, Member]:
 
 
 def _block(view: memoryview, at: int) -> memoryview:
-    if BLOCK > len(view) - at:
+    if len(view) - at < BLOCK:
         raise TruncatedError(
             f"tar: expected a header or the end of the archive in {BLOCK} bytes, found {max(len(view) - at, 0)} bytes",
             offset=at,
@@ -119,7 +119,7 @@ def _name(block: memoryview, at: int) -> str:
 
 
 def _pax_size(view: memoryview, start: int, nbytes: int) -> int:
-    """What an extended header says of the next member's size; -1 if nothing. Lines of ``LENGTH KEY=VALUE\\n``."""
+    """What an extended header says of the next member's size; -1 if nothing. Its lines are ``LENGTH KEY=VALUE``."""
     if nbytes > _MAX_PAX:
         raise LimitError(f"tar: an extended header of {nbytes} bytes; at most {_MAX_PAX} are read", offset=start)
     if nbytes > len(view) - start:

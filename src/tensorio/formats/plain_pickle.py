@@ -59,7 +59,7 @@ def _run(storage: Storage, options: OpenOptions, leases: list[Any] | None, wante
     view = storage.view()
 
     def nested(offset: int, nbytes: int) -> tuple[str, int, int]:
-        return _nested_storage(view, offset, nbytes, options.rules())
+        return _nested_storage(view, offset, nbytes, options.rules(legacy=True))
 
     loaded = _unpickler.loads(
         view, Records.none(), leases=leases, wanted=wanted, rules=options.rules(), own_storage=0,

@@ -65,7 +65,7 @@ def load(storage: Storage, options: OpenOptions) -> object:
 
 def _read(storage: Storage, options: OpenOptions) -> Stream:
     view = storage.view()
-    stream = read_stream(view, options.rules(), first_row=options.first_row, first_dim=options.first_dim)
+    stream = read_stream(view, options.rules(legacy=True), first_row=options.first_row, first_dim=options.first_dim)
     if options.strict:
         require_reference_stream(view, stream)
     storage.used = stream.end
@@ -80,7 +80,7 @@ def _filled(storage: Storage, stream: Stream, options: OpenOptions, wanted: set[
             leases=[storage.lease()],
             decode=_decoded(storage, stream, options.writable).lease,
             wanted=wanted,
-            rules=options.rules(),
+            rules=options.rules(legacy=True),
             start=stream.start,
             first_row=options.first_row,
             first_dim=options.first_dim,

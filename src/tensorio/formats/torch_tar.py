@@ -116,7 +116,7 @@ class _Layout:
         with located(start, self.pickle.name):
             return _unpickler.loads(
                 self.storage.view()[start:end], self.known(), leases=leases, decode=decode, wanted=wanted,
-                rules=self.options.rules(), placed=self.placed,
+                rules=self.options.rules(legacy=True), placed=self.placed,
                 first_row=self.options.first_row, first_dim=self.options.first_dim,
             )  # fmt: skip
 
@@ -124,11 +124,11 @@ class _Layout:
 class _Reader:
     """Pickles and numbers in one member, back to back; offsets count from the start of the file."""
 
-    def __init__(self, view: memoryview, member: Member, rules: Rules = Rules()) -> None:
+    def __init__(self, view: memoryview, member: Member, unknown: str = "error") -> None:
         self.view = view[: member.offset + member.nbytes]
         self.at = member.offset
         self._name = member.name
-        self._rules = rules
+        self._rules = Rules(unknown)
 
     @property
     def left(self) -> int:
@@ -211,7 +211,7 @@ def _inner(item: object, found: dict[str, _Kept], reader: _Reader) -> _Kept:
 def _tensors(view: memoryview, member: Member, records: list[_Kept]) -> dict[str, Placed]:
     """What the keys of tensors stand for; appends a storage of no bytes for each tensor that has none."""
     # The class of a tensor is only looked at: it says nothing that its storage's doesn't.
-    reader = _Reader(view, member, Rules(unknown="opaque"))
+    reader = _Reader(view, member, unknown="opaque")
     numbers = {kept.key: i for i, kept in enumerate(records)}
     placed: dict[str, Placed] = {}
     for _ in range(reader.number(reader.pickle(), "the number of tensors")):
