@@ -81,11 +81,11 @@ def legacy_file(
 BLOCK = 512
 
 
-def tar_header(member: str, size: int, **fields: bytes) -> bytes:
+def tar_header(member: str, nbytes: int, /, **fields: bytes) -> bytes:
     """A header; single fields can be replaced: name size sum type link magic prefix."""
     block = bytearray(BLOCK)
     places = {"name": 0, "size": 124, "sum": 148, "type": 156, "link": 157, "magic": 257, "prefix": 345}
-    truth = {"name": member.encode(), "size": b"%011o\0" % size, "type": b"0", "magic": b"ustar\x0000"} | fields
+    truth = {"name": member.encode(), "size": b"%011o\0" % nbytes, "type": b"0", "magic": b"ustar\x0000"} | fields
     block[100:108] = block[108:116] = block[116:124] = b"0000644\0"
     block[136:148] = b"%011o\0" % 0
     block[148:156] = b" " * 8
@@ -96,7 +96,7 @@ def tar_header(member: str, size: int, **fields: bytes) -> bytes:
     return bytes(block)
 
 
-def tar_member(member: str, data: bytes, **fields: bytes) -> bytes:
+def tar_member(member: str, data: bytes, /, **fields: bytes) -> bytes:
     """A header and the bytes behind it, in whole blocks."""
     return tar_header(member, len(data), **fields) + data + bytes(-len(data) % BLOCK)
 
