@@ -31,6 +31,7 @@ from tensorio.formats._stream import located, read_count
 from tensorio.formats._tar import BLOCK, Member, is_tar, members
 from tensorio.pickles import Placed, Records, Rules
 from tensorio.tensors import ROW, Table
+from tensorio.values import TorchTag
 
 if TYPE_CHECKING:
     from tensorio.pickles import Loaded
@@ -256,7 +257,10 @@ def _key(value: object, reader: _Reader) -> str:
 
 def _element_type(cls: object, reader: _Reader, noun: str) -> str:
     """The element type of a class such as ``torch.FloatStorage`` or ``torch.cuda.FloatTensor``."""
-    module, name = getattr(cls, "module", ""), getattr(cls, "name", "")
+    if isinstance(cls, TorchTag):
+        module, _, name = cls.rpartition(".")
+    else:
+        module, name = getattr(cls, "module", ""), getattr(cls, "name", "")
     entry = ALLOWED.get((module, f"{name.removesuffix(noun)}Storage")) if name.endswith(noun) else None
     if entry is None or entry.kind != "storage" or getattr(cls, "args", None) is not None:
         raise reader.wrong(f"expected the class of a {noun.lower()}")
