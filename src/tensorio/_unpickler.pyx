@@ -498,6 +498,8 @@ cdef class _Machine(_Arrays):
         if kwargs:
             self.wrong(f"{callee!r} takes no named arguments")
         kind = (<_Global> callee).kind
+        if self.placed is not None and args and type(args[0]) is tuple and kind in (K_REBUILD, K_REBUILD_V2):
+            args = (self.spelled_storage(args[0]), *args[1:])
         if kind == K_REBUILD_V2:
             return self.rebuild(args, 2)
         if kind == K_REBUILD_V3:
@@ -678,8 +680,9 @@ cdef class _Machine(_Arrays):
     cdef int op_persid(self, object pid) except -1:
         """What a persistent id stands for goes where it was: at the top of the stack."""
         if PyUnicode_CheckExact(pid):
-            self.drop(self.sp - 1)
-            return self.push(self.place(pid))
+            found = self.place(pid)
+            self.drop(self.sp - 1)  # last: it may have held the only reference to the id
+            return self.push(found)
         word = <object> PyTuple_GET_ITEM(pid, 0) if PyTuple_CheckExact(pid) and PyTuple_GET_SIZE(pid) else None
         count = len(pid) if word is not None else 0
         if _is_word(word, "storage"):
@@ -688,15 +691,29 @@ cdef class _Machine(_Arrays):
             if 5 <= count <= 6 and type(<object> PyTuple_GET_ITEM(pid, 1)) is not _Opaque:
                 return self.op_binpersid(self.rules.legacy)
         elif _is_word(word, "module") and count == 4 and self.rules.legacy:  # class, source file, source
-            cls = <object> PyTuple_GET_ITEM(pid, 1)
-            self.drop(self.sp - 1)
-            return self.push(cls)
+            return self.module_class(<object> PyTuple_GET_ITEM(pid, 1))
+        elif self.placed is not None and count == 3 and type(word) is not str:  # the same, in tar files
+            return self.module_class(word)
         elif not (self.named is not None or (self.lenient and type(word) is str)):
             self.expected("a persistent id: ('storage', class, key, location, numel)", pid)
         out = _Opaque("", "persistent id", pid if PyTuple_CheckExact(pid) else (pid,))
         self.charge(COST_OPAQUE)
         self.drop(self.sp - 1)
         return self.push(out)
+
+    cdef int module_class(self, object cls) except -1:
+        """The class of a module, told by a persistent id; what is known to be something else is none."""
+        if type(cls) is not _Opaque and not (isinstance(cls, type) and self.is_allowed(cls)):
+            self.expected("the class of a module in a persistent id", cls)
+        kept = cls  # the id may be all that holds it
+        self.drop(self.sp - 1)
+        return self.push(kept)
+
+    cdef object spelled_storage(self, tuple pid):
+        """Tar files whose writer put the parts of a persistent id where the storage would be."""
+        self.push(pid)
+        self.op_persid(<object> self.stack[self.sp - 1])
+        return self.pop()
 
     cdef object place(self, str key):
         """A tensor or storage that is described elsewhere in the file."""
