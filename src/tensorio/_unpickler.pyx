@@ -703,7 +703,7 @@ cdef class _Machine(_Arrays):
 
     cdef int module_class(self, object cls) except -1:
         """The class of a module, told by a persistent id; what is known to be something else is none."""
-        if type(cls) is not _Opaque and not (isinstance(cls, type) and self.is_allowed(cls)):
+        if type(cls) is not _Opaque and not (isinstance(cls, type) and cls in self.allowed):
             self.expected("the class of a module in a persistent id", cls)
         kept = cls  # the id may be all that holds it
         self.drop(self.sp - 1)
