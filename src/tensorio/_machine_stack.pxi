@@ -50,17 +50,23 @@ cdef class _Stack:
         self.budget = (BUDGET_FIXED + BUDGET_PER_BYTE * <int64_t> self.n) // 3 * 2
 
     def __dealloc__(self):
-        cdef Py_ssize_t i
-        for i in range(self.sp):
-            Py_DECREF(<object> self.stack[i])
-        for i in range(self.memo_room):
-            if not <size_t> self.memo[i] & 1:
-                Py_XDECREF(self.memo[i])
+        self.close()
         PyMem_Free(self.stack)
         PyMem_Free(self.marks)
         PyMem_Free(self.memo)
+
+    cdef int close(self) except -1:
+        """Let go of the pickle and of all objects: an error's traceback may keep this object much longer."""
+        cdef Py_ssize_t i, count = self.memo_room
+        self.drop(0)
+        self.memo_room = 0
+        for i in range(count):
+            if not <size_t> self.memo[i] & 1:
+                Py_XDECREF(self.memo[i])
         if self.held:
+            self.held = False
             PyBuffer_Release(&self.raw)
+        return 0
 
     # ------------------------------------------------------------ failures
 

@@ -1105,6 +1105,8 @@ def loads(pickle, records=None, *, list leases=None, decode=None, set wanted=Non
             if machine.refused and rules.unknown == "error":
                 raise _refusal(machine.refused) from None
             raise
+        finally:
+            machine.close()
     if machine.refused and rules.unknown == "error":
         raise _refusal(machine.refused)
     rows, dims = machine.table()
@@ -1137,6 +1139,8 @@ def names(pickle, Py_ssize_t start=0, str own=""):
         machine.run()
     except (FormatError, UnsupportedError) as error:
         return machine.named, None, error
+    finally:
+        machine.close()
     return machine.named, start + machine.pos, None
 
 
