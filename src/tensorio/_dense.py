@@ -136,24 +136,28 @@ def _steps(pointers: Array, count: int) -> Array:
 def dequantized(kind: QuantizedTensor) -> Array:
     """See `QuantizedTensor.dequantize`.
 
-    In float32 throughout, but for the difference of integers: so torch's
-    kernels compute it (``fbgemm::Dequantize``, ``dequantize_val``).
+    Each rounding is that of torch's kernels (release 2.13): with one scale,
+    the difference of integers and the scale become float32; with many, the
+    integers become float32 at once, and are multiplied by a float64.
     """
-    values = _integers(kind)
-    scale, zero = np.asarray(kind.scale, np.float32), np.asarray(kind.zero_point)
+    values = np.atleast_1d(_integers(kind))
+    scale, zero = np.asarray(kind.scale), np.asarray(kind.zero_point)
     if kind.axis is not None:
         along = [1] * len(kind.shape)
         along[kind.axis] = kind.shape[kind.axis]
         scale, zero = scale.reshape(along), zero.reshape(along)
     with np.errstate(all="ignore"):
-        if zero.dtype.kind == "f":
-            out = np.atleast_1d(values).astype(np.float32)
-            out -= zero.astype(np.float32)
-        else:
-            whole = np.atleast_1d(values).astype(np.int32)
+        if kind.axis is None:
+            whole = values.astype(np.int32)
             whole -= zero.astype(np.int32)
             out = whole.astype(np.float32)
-        out *= scale
+        else:
+            out = values.astype(np.float32)
+            out -= zero.astype(np.float32)
+        if kind.axis is None or zero.dtype.kind == "f":
+            out *= scale.astype(np.float32)
+        else:
+            np.multiply(out, scale, out=out, dtype=np.float64, casting="same_kind")
     return out.reshape(kind.shape)
 
 

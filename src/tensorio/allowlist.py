@@ -216,14 +216,4 @@ def _tags() -> dict[tuple[str, str], Entry]:
     return table
 
 
-def _tags() -> dict[tuple[str, str], Entry]:
-    """Constants and classes that stand for themselves, and the classes that are kept as inert objects."""
-    tag, inert = Entry("tag", why="a tag: its name is all it is"), Entry("inert", why="kept as data, never made")
-    table = {(module, name): tag for module, names in _TAGS.items() for name in names}
-    for module in ("torch", "torch.cuda", "torch.sparse", "torch.cuda.sparse"):
-        table.update({(module, f"{name}Tensor"): tag for name in _OLD_TENSORS})
-    table.update({(module, name): inert for module, names in _INERT.items() for name in names})
-    return table
-
-
 ALLOWED: dict[tuple[str, str], Entry] = _build()

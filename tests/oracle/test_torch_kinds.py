@@ -41,6 +41,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
     pytest.mark.filterwarnings("ignore:Sparse .* support is in beta"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
     pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
 ]
@@ -120,6 +121,7 @@ def numbers(shape: tuple[int, ...], dtype: str, rng: np.random.Generator) -> Any
     real = np.where(rng.random(count) < 0.3, rng.choice(odd, count), rng.standard_normal(count) * 100)
     if not kind.is_complex:
         return torch.tensor(real).to(kind).reshape(shape)
+    real = np.where(np.isfinite(real), real, -0.0)  # torch multiplies by 1 + 0j, which makes infinities NaNs
     return torch.tensor(real + 1j * rng.standard_normal(count)).to(kind).reshape(shape)
 
 
@@ -233,7 +235,7 @@ def test_many_elements_of_one_index_are_added_as_in_torch() -> None:
 # -------------------------------------------------------------------- quantized
 
 QDTYPES = {"qint8": torch.int8, "quint8": torch.uint8, "qint32": torch.int32}
-SCALES = [1.0, 0.1, 1 / 3, 1e-3, 3.0000001, 1e-38, 1e-45, 3e38, 0.1 + 1e-12]
+SCALES = [1.0, 0.1, 1 / 3, 1e-3, 3.0000001, 1e-38, 1e-45, 3e38, 0.1 + 1e-12, 1e300]
 
 
 def integers(shape: tuple[int, ...], dtype: str, rng: np.random.Generator) -> Any:
@@ -267,7 +269,7 @@ def test_per_channel_is_dequantized_as_in_torch(make: Make, dtype: str, floating
     if floating and dtype != "quint8":
         pytest.skip("torch quantizes to quint8 only with zero points that are floats")
     for shape, axis in (((3,), 0), ((4, 5), 0), ((4, 5), 1), ((2, 3, 4), 1), ((2, 3, 4, 5), 3), ((0, 2), 0)):
-        scales = torch.tensor(rng.choice(SCALES[:5], shape[axis]))
+        scales = torch.tensor(rng.choice(SCALES[: 5 if floating else None], shape[axis]))
         if floating:
             zeros = torch.tensor(rng.standard_normal(shape[axis]) * 10)
             values = torch.tensor(rng.standard_normal(shape) * 30).float()
@@ -539,15 +541,32 @@ def test_the_file_is_the_same_without_torch(without: bool, monkeypatch: pytest.M
 # -------------------------------------------------------------------- parameters
 
 
-@pytest.mark.parametrize("name", ["coo", "csr", "meta", "qint8"])
-def test_parameters_stay_parameters(name: str) -> None:
+def parameter_of(name: str) -> Any:
     bare = example(name).detach() if name == "meta" else example(name)
-    parameter = torch.nn.Parameter(bare, requires_grad=name not in ("qint8", "meta"))
-    kind = from_file(parameter)
-    assert (kind.parameter, kind.requires_grad) == (True, parameter.requires_grad)
-    got = torch.load(io.BytesIO(saved(kind)), weights_only=True)
-    assert isinstance(got, torch.nn.Parameter)
-    assert_same_tensor(got.detach(), parameter.detach())
+    return torch.nn.Parameter(bare, requires_grad=name not in ("qint8", "meta"))
+
+
+PARAMETERS = ["coo", "csr", "meta", "qint8"]
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_are_written_as_parameters(name: str) -> None:
+    want = parameter_of(name)
+    kind = from_file(want).as_parameter(want.requires_grad)
+    got = torch.load(io.BytesIO(saved([kind, kind])), weights_only=True)
+    assert got[0] is got[1]
+    assert isinstance(got[0], torch.nn.Parameter)
+    assert_same_tensor(got[0].detach(), want.detach())
+    if name not in OTHERWISE:
+        assert record(saved(kind), "data.pkl") == record(saved_by_torch(want), "data.pkl")
+
+
+@pytest.mark.xfail(strict=True, reason="the machine does not mark them yet")
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_are_read_as_parameters(name: str) -> None:
+    want = parameter_of(name)
+    kind = from_file(want)
+    assert (kind.parameter, kind.requires_grad) == (True, want.requires_grad)
 
 
 # ----------------------------------------------------------- values beside tensors
@@ -589,3 +608,84 @@ def test_subclass_is_kept_with_its_state(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (type(kind), kind.module, kind.name) == (SubclassTensor, "some_module", "Sub")
     assert kind.tensor.tolist() == [0, 1, 2]
     assert kind.state["scale"].tolist() == [1, 1]
+
+
+# ---------------------------------------------------------------------- DTensor
+
+
+def placement_of(placement: Any) -> Any:
+    """Our word for torch's."""
+    name = type(placement).__name__
+    if name == "_StridedShard":
+        return StridedShard(placement.dim, placement.split_factor)
+    if name == "Shard":
+        return Shard(placement.dim)
+    return Replicate() if name == "Replicate" else Partial(placement.reduce_op)
+
+
+def spread(rank: int, world: int) -> None:
+    """Make DTensors as one of several processes (the others are feigned), and compare them with what we load."""
+    from torch import distributed
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.tensor import DTensor, distribute_tensor
+    from torch.distributed.tensor import Partial as Sum
+    from torch.distributed.tensor import Replicate as Whole
+    from torch.distributed.tensor import Shard as Split
+    from torch.distributed.tensor.placement_types import _StridedShard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    grid = init_device_mesh("cpu", (2, 2, world // 4), mesh_dim_names=("pp", "dp", "tp"))
+    line, odd = init_device_mesh("cpu", (world,)), DeviceMesh("cpu", torch.arange(world).flip(0).reshape(2, -1))
+    whole = torch.arange(60.0).reshape(10, 6)
+    made = {
+        "line": distribute_tensor(whole, line, [Split(0)]), "whole": distribute_tensor(whole, line, [Whole()]),
+        "grid": distribute_tensor(whole, grid, [Split(0), Whole(), Split(1)]),
+        "names": distribute_tensor(whole.bfloat16(), grid["dp", "tp"], [Split(1), Split(0)]),
+        "slice": distribute_tensor(whole, grid["pp"], [Split(0)]), "flat": distribute_tensor(whole, grid["pp", "dp"]._flatten(), [Split(0)]),
+        "reversed": distribute_tensor(whole, odd, [Whole(), Split(1)]),
+        "partial": DTensor.from_local(torch.ones(3), line, [Sum("avg")]),
+        "strided": DTensor.from_local(torch.ones(3, 2), odd, [_StridedShard(0, split_factor=2), Split(0)]),
+        "grad": torch.nn.Parameter(distribute_tensor(whole, line, [Split(1)])).detach().requires_grad_(),
+        "scalar": DTensor.from_local(torch.tensor(3), line, [Whole()]),
+    }  # fmt: skip
+    loaded = tensorio.load(saved_by_torch(made))
+    for name, tensor in made.items():
+        kind = loaded[name]
+        mesh = tensor.device_mesh
+        assert (kind.shape, kind.dtype) == (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")), name
+        assert kind.requires_grad == tensor.requires_grad, name
+        assert kind.placements == tuple(map(placement_of, tensor.placements)), name
+        assert kind.mesh == Mesh("cpu", tuple(mesh.shape), mesh.mesh_dim_names, tuple(mesh.mesh.flatten().tolist()),
+                                 tuple(mesh.get_coordinate())), name  # fmt: skip
+        assert kind.local.tobytes() == bits(tensor.to_local()), name
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed")
+@pytest.mark.parametrize(("rank", "world"), [(0, 4), (3, 4), (5, 8)])
+def test_pieces_are_those_that_torch_has(rank: int, world: int, in_child: Any) -> None:
+    in_child(spread, rank, world)
+
+
+def test_pieces_saved_by_four_processes_make_the_whole(shared: Any) -> None:
+    folder = shared / "samples" / "dcp" / "4rank_dtensor_pt"
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}")
+    pieces = [tensorio.load(folder / "ckpt" / f"model_world_size_4_rank_{rank}.pt") for rank in range(4)]
+    for name in ("s0", "s0s1", "rep", "hsdp", "bf"):
+        kinds = [piece[name] for piece in pieces]
+        want = np.load(folder / "expected" / f"{name}.npy")
+        assert all(kind.shape == want.shape for kind in kinds)
+        assert [kind.mesh.ranks[np.ravel_multi_index(kind.mesh.coordinate, kind.mesh.shape)] for kind in kinds] == [
+            0,
+            1,
+            2,
+            3,
+        ]
+        for kind in kinds:
+            place = [slice(None)] * want.ndim
+            for where, at, size in zip(kind.placements, kind.mesh.coordinate, kind.mesh.shape, strict=True):
+                if isinstance(where, Shard):
+                    step = -(-want.shape[where.dim] // size)
+                    place[where.dim] = slice(at * step, (at + 1) * step)
+            assert kind.local.view(want.dtype).tolist() == want[tuple(place)].tolist()
