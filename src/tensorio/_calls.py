@@ -23,7 +23,9 @@ Check = Callable[[object], None]
 
 
 def ordered_dict(args: Args, check: Check) -> OrderedDict[Any, Any]:
-    """``OrderedDict([[key, value], ...])``, as Python 2 wrote it."""
+    """``OrderedDict()``, or ``OrderedDict([[key, value], ...])``, as Python 2 wrote it."""
+    if not args:
+        return OrderedDict()
     if len(args) != 1 or type(args[0]) is not list:
         raise HeaderError("pickle: OrderedDict(): expected a list of pairs")
     out: OrderedDict[Any, Any] = OrderedDict()

@@ -333,7 +333,7 @@ def set_state(obj: Any, state: Any) -> None:
         No such state, or an error in the class's own code.
     """
     cls = type(obj)
-    if isinstance(obj, enum.Enum | type):
+    if issubclass(cls, enum.Enum | type):
         raise _wrong(cls, "it is shared with the rest of the program and takes no state")
     if _written(cls, "__setstate__"):
         with _own_code(cls, "its __setstate__"):

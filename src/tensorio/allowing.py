@@ -133,8 +133,9 @@ def _spelled_by_parts(classes: dict[tuple[str, str], type], opaque: bool) -> dic
                     scopes[key] = type("Scope", (Scope,), {"name": key, "opaque": opaque})
             found[{**scopes, **classes}[outer], parts[i]] = {**scopes, **classes}[inner]
         if (module, path) == ("zoneinfo", "ZoneInfo"):
-            found[cls, "_unpickle"] = Zone
+            found[cls, "_unpickle"] = scopes[module, f"{path}._unpickle"] = Zone
     if found or any(issubclass(cls, enum.Enum) for cls in classes.values()):
-        name = ("builtins", "getattr")
-        scopes[name] = type("Getattr", (Getattr,), {"name": name, "opaque": opaque, "found": found})
+        for module in ("builtins", "__builtin__"):
+            name = (module, "getattr")
+            scopes[name] = type("Getattr", (Getattr,), {"name": name, "opaque": opaque, "found": found})
     return scopes

@@ -141,7 +141,7 @@ def _plain_values() -> dict[tuple[str, str], Entry]:
     table["uuid", "UUID"] = Entry("uuid", why="an int of 128 bits")
     table["uuid", "SafeUUID"] = Entry("safe_uuid", why="one of three constants")
     for module in ("pathlib", "pathlib._local"):
-        for kind, name in (("posix_path", "PosixPath"), ("windows_path", "WindowsPath")):
+        for kind, name in (("posix_path", "PosixPath"), ("windows_path", "WindowsPath"), ("posix_path", "Path")):
             for pure in (name, f"Pure{name}"):
                 table[module, pure] = Entry(kind, why="strings, as a path that can't touch files")
     table["collections", "deque"] = Entry("deque", why="a list; its bound allocates nothing")
