@@ -24,7 +24,7 @@ __all__ = ["children", "find", "is_module", "module_children", "state_dict"]
 
 Path = tuple[object, ...]
 
-SCRIPT = "__torch__."  # what TorchScript puts before a class's name
+SCRIPT = "__torch__"  # what TorchScript puts before a class's name
 MAX_DEPTH = 10_000  # levels of modules in one another; real ones have less than 20
 # What naming the tensors of a module may cost, in bytes: a module may be shared many times within another.
 BUDGET = 128 << 20
@@ -63,13 +63,19 @@ def is_module(node: object) -> bool:
 
 def _attributes(node: Opaque) -> tuple[dict[Any, Any] | None, Path]:
     """Return the ``__dict__`` of a pickled module and the steps to it; None if it is no module."""
-    if node.module.startswith(SCRIPT):
+    if _is_script(node):
         return (node.state if isinstance(node.state, dict) else None), ("state",)
     if _has_modules(node.state):
         return node.state, ("state",)  # type: ignore[return-value]
     if node.args and _has_modules(node.args[0]):  # torch.fx: reduce_graph_module(dict, imports)
         return node.args[0], ("args", 0)  # type: ignore[return-value]
     return (_quantised_convolution(node.state) if _is_quantised(node) else None), ()
+
+
+def _is_script(node: Opaque) -> bool:
+    """Whether an object is of a class in TorchScript; those below ``torch.classes`` are in C++, and no modules."""
+    named = f"{node.module}."
+    return named.startswith(f"{SCRIPT}.") and not named.startswith(f"{SCRIPT}.torch.classes.")
 
 
 def _has_modules(state: object) -> bool:
@@ -82,7 +88,7 @@ def _parts(node: Opaque) -> Parts:
     assert state is not None
     if not steps:
         return _convolution_parts(node, state)
-    if node.module.startswith(SCRIPT):
+    if _is_script(node):
         parts = _script_parts(state)
     else:
         parts = _eager_parts(node, state, steps)
