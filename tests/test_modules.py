@@ -334,7 +334,25 @@ def test_odd_packed_weights_end_well(packed: Any) -> None:
     assert list(tensorio.state_dict(node)) == ["dtype", "_packed_weight"]
 
 
-# ------------------------------------------------------------- names in the tree
+# --------------------------------------------------------- names in a checkpoint
+
+
+@pytest.mark.parametrize("case", MODULES)
+def test_checkpoint_of_a_module_has_the_names_of_its_state_dict(case: str, tmp_path: Path) -> None:
+    whole = MODULES[case]()
+    (tmp_path / "a.pt").write_bytes(written(whole))
+    want = whole.state_dict()
+    with tensorio.open(tmp_path / "a.pt", unknown="opaque") as checkpoint:
+        equal(OrderedDict((name, checkpoint[name]) for name in checkpoint if name in want), want)
+        extra = {name.rpartition(".")[2] for name in checkpoint.keys() - want.keys()}
+    assert extra == EXTRA.get(case, set())
+    tensorio.convert(tmp_path / "a.pt", tmp_path / "a.safetensors", unknown="opaque")
+    got = tensorio.load(tmp_path / "a.safetensors")
+    equal(OrderedDict((name, got[name]) for name in want), want)
+
+
+# Tensors that are no parameters, and buffers that are not persistent: a state dict has none of them.
+EXTRA = {"named": {"passing", "cache"}, "spectral_norm": {"weight"}}
 
 
 def walked(node: Any, prefix: str = "") -> dict[str, Any]:
@@ -360,7 +378,7 @@ def test_module_children_name_the_state_dict_first(case: str) -> None:
     assert {name: got[name] for name in want if name in got}.keys() == want.keys()
     assert all(got[name] is want[name] for name in want)
     extra = {name.rpartition(".")[2] for name in got.keys() - want.keys()}
-    assert extra == {"named": {"passing", "cache"}, "spectral_norm": {"weight"}}.get(case, set())
+    assert extra == EXTRA.get(case, set())
 
 
 def test_module_children_leave_nothing_out() -> None:
@@ -368,22 +386,3 @@ def test_module_children_leave_nothing_out() -> None:
     node.args, node.items = (7,), [("k", 8)]
     got = [(name, value) for _, name, value in modules.module_children(node)]
     assert got == [("w", 1), ("epoch", 3), ("args.0", 7), ("items", [("k", 8)])]
-
-
-def test_children_of_what_a_tree_may_have() -> None:
-    import argparse
-    import types
-
-    class Own:
-        def __init__(self) -> None:
-            self.a = 1
-
-    assert dict(modules.children({"a": 1})) == {"a": 1}
-    assert list(modules.children(collections.deque([5]))) == [(0, 5)]
-    assert dict(modules.children(types.SimpleNamespace(a=1))) == {"a": 1}
-    assert dict(modules.children(argparse.Namespace(a=1))) == {"a": 1}
-    assert dict(modules.children(collections.UserDict(a=1))) == {"data": {"a": 1}}
-    assert dict(modules.children(Own())) == {"a": 1}
-    assert dict(modules.children(Opaque("a", "b"))) == {"args": None, "state": None, "items": []}
-    for plain in (5, "a", None, np.ones(1), Own, len, collections):
-        assert not list(modules.children(plain)) or plain is collections

@@ -12,7 +12,7 @@ Source: ``Module.state_dict`` and ``_save_to_state_dict`` of
 
 from __future__ import annotations
 
-from collections import OrderedDict, UserDict, UserList, deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from enum import Enum
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from tensorio.errors import HeaderError, LimitError, escaped
 from tensorio.values import Opaque
 
-__all__ = ["children", "find", "is_module", "module_children", "state_dict"]
+__all__ = ["find", "is_module", "module_children", "state_dict"]
 
 Path = tuple[object, ...]
 
@@ -131,10 +131,9 @@ def _outside(node: Opaque, steps: Path) -> list[tuple[Path, str, Any]]:
     if node.args:
         places = [((("args", i)), f"args.{i}", arg) for i, arg in enumerate(node.args)]
         found += [place for place in places if place[0] != steps]
-    if steps != ("state",) and node.state is not None:
-        found.append((("state",), "state", node.state))
-    if node.items:
-        found.append((("items",), "items", node.items))
+    for name, part in (("kwargs", node.kwargs), ("state", node.state), ("items", node.items)):
+        if part and steps != (name,):
+            found.append(((name,), name, part))
     return found
 
 
@@ -226,19 +225,14 @@ def module_children(node: Opaque) -> Iterator[tuple[Path, str, Any]]:
     yield from parts.rest
 
 
-def children(node: object) -> Iterator[tuple[object, object]]:
-    """Yield keys and values of what a tree may have as a container; nothing for anything else.
-
-    Objects of allowed classes give their attributes, except members of an ``Enum``.
-    """
+def _inside(node: object) -> Iterator[tuple[object, object]]:
+    """Keys and values of what a tree may have as a container; nothing for anything else."""
     if isinstance(node, dict):
         return iter(node.items())
     if isinstance(node, list | tuple | deque):
         return iter(enumerate(node))
     if type(node) is Opaque:
-        return iter([("args", node.args), ("state", node.state), ("items", node.items)])
-    if isinstance(node, UserDict | UserList):
-        return iter([("data", node.data)])
+        return iter([("args", node.args), ("kwargs", node.kwargs), ("state", node.state), ("items", node.items)])
     if isinstance(node, Enum | type):
         return iter(())
     try:
@@ -257,7 +251,7 @@ def find(root: object) -> list[tuple[Path, Opaque]]:
         return [((), root)]  # type: ignore[list-item]
     found: list[tuple[Path, Opaque]] = []
     seen = {id(root)}
-    stack: list[tuple[Any, Any]] = [(children(root), None)]  # with its key, and that of what it is in, and so on
+    stack: list[tuple[Any, Any]] = [(_inside(root), None)]  # with its key, and that of what it is in, and so on
     while stack:
         inner, keys = stack[-1]
         step = next(inner, None)
@@ -268,7 +262,7 @@ def find(root: object) -> list[tuple[Path, Opaque]]:
             if is_module(step[1]):
                 found.append((_path((step[0], keys)), step[1]))
             else:
-                stack.append((children(step[1]), (step[0], keys)))
+                stack.append((_inside(step[1]), (step[0], keys)))
     return found
 
 
