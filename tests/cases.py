@@ -11,6 +11,7 @@ import io
 import json
 import os
 import struct
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -385,3 +386,228 @@ def pickle_protocol_5() -> Case:
     """Arrays in one list, and one array at the top level of another file's making: by ``_frombuffer``."""
     tensors = {"0": array("float16", (9, 9)), "1": array("int8", (300,))}
     return Case("pickle", ".dat", pickle_bytes(list(tensors.values()), 5), tensors)
+
+
+# --------------------------------------------------------------- other zip archives
+
+SCRIPT_MODULE = hexfile.name("__torch__.some", "Module") + b")\x81"
+
+
+def script_object(attributes: Mapping[str, bytes], cls: bytes = SCRIPT_MODULE) -> bytes:
+    """A pickled object of a script module's class."""
+    return cls + hexfile.mapping(attributes) + b"b"
+
+
+def script_records(module: bytes, storages: Mapping[str, bytes], constants: bytes = b")",
+                   others: Mapping[str, bytes] | None = None) -> list[hexfile.Rec]:  # fmt: skip
+    """The records of a TorchScript file, in torch's order; storages by folder and key."""
+    parts = {key: raw for key, raw in storages.items() if key.startswith("data/")}
+    parts["data.pkl"] = hexfile.pickled(module)
+    parts["code/__torch__/some.py"] = b"class Module(Module):\n  pass\n" * 9
+    parts.update((key, raw) for key, raw in storages.items() if not key.startswith("data/"))
+    parts["constants.pkl"] = hexfile.pickled(constants)
+    parts.update(others or {})
+    parts.update({"version": b"3\n", "byteorder": b"little", ".data/serialization_id": b"0" * 40})
+    return [hexfile.Rec(f"m/{name}", raw, method=8 if name.endswith(".py") else 0) for name, raw in parts.items()]
+
+
+def pt2_entry(record: str, dtype: int, shape: tuple[int, ...], offset: int = 0, steps: tuple[int, ...] | None = None, /,
+              **changes: Any) -> dict[str, Any]:  # fmt: skip
+    """One tensor of a ``*_config.json``; `changes` replace fields, of the entry or of its ``tensor_meta``."""
+    steps = hexfile.c_strides(shape) if steps is None else steps
+    meta = {
+        "dtype": dtype, "sizes": [{"as_int": n} for n in shape], "requires_grad": False,
+        "device": {"type": "cpu", "index": None}, "strides": [{"as_int": n} for n in steps],
+        "storage_offset": {"as_int": offset}, "layout": 7,
+    }  # fmt: skip
+    entry: dict[str, Any] = {"path_name": record, "is_param": False, "use_pickle": False, "tensor_meta": meta}
+    for key, value in changes.items():
+        (entry if key in entry else meta)[key] = value
+    return entry
+
+
+def pt2_records(weights: Any, constants: Any = None, raw: Mapping[str, bytes] | None = None, prefix: str = "m/",
+                others: Mapping[str, bytes] | None = None) -> list[hexfile.Rec]:  # fmt: skip
+    """The records of a ``.pt2``; configurations are dicts of entries, or bytes."""
+    parts: dict[str, bytes] = {f"data/{name}": data for name, data in (raw or {}).items()}
+    for what, config in (("weights", weights), ("constants", constants)):
+        if config is not None:
+            text = config if isinstance(config, bytes) else json.dumps({"config": config}).encode()
+            parts[f"data/{what}/model_{what}_config.json"] = text
+    parts.update(others or {})
+    parts.update({"models/model.json": b"{}", "archive_format": b"pt2", "archive_version": b"0",
+                  ".data/version": b"6\n", "byteorder": b"little"})  # fmt: skip
+    return [hexfile.Rec(prefix + name, data) for name, data in parts.items()]
+
+
+def package_records(pickles: Mapping[str, bytes], storages: Mapping[str, bytes],
+                    others: Mapping[str, bytes] | None = None) -> list[hexfile.Rec]:  # fmt: skip
+    """The records of a torch.package archive."""
+    parts = {f".data/{key}.storage": raw for key, raw in storages.items()}
+    parts.update((name, hexfile.pickled(body, 3)) for name, body in pickles.items())
+    parts.update(others or {})
+    parts.update({".data/extern_modules": b"torch\n", ".data/version": b"6\n", "byteorder": b"little"})
+    return [hexfile.Rec(f"p/{name}", data) for name, data in parts.items()]
+
+
+@case
+def torchscript_small() -> Case:
+    """A linear layer in a container, by torch itself."""
+    torch = pytest.importorskip("torch", reason="the file is made by torch.jit.save")
+    out = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own: there is a newer way
+        module = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(3, 2)))
+        torch.jit.save(module, out)
+    tensors = {name: t.detach().numpy() for name, t in module.state_dict().items()}
+    return Case("torchscript", ".pt", out.getvalue(), tensors)
+
+
+@case
+def torchscript_by_hand() -> Case:
+    """Attributes of several kinds, an object in a list, constants."""
+    tensors = {"w": array("float32", (2, 3)), "many.0.b": array("int64", (4,)), "constants.0": array("float64", (2,))}
+    inner = script_object({"b": hexfile.tensor("1", 4, (4,), cls="LongStorage"), "training": b"\x89"})
+    tagged = hexfile.name("torch.jit._pickle", "restore_type_tag") + b"(](" + inner + b"e" + hexfile.text("List[X]")
+    module = script_object({"w": hexfile.tensor("0", 6, (2, 3)), "many": tagged + b"tR", "k": hexfile.number(3)})
+    constants = b"(" + hexfile.tensor("0", 2, (2,), cls="DoubleStorage") + b"t"
+    raw = {"data/0": tensors["w"].tobytes(), "data/1": tensors["many.0.b"].tobytes(),
+           "constants/0": tensors["constants.0"].tobytes()}  # fmt: skip
+    return Case("torchscript", ".pt", hexfile.zip_file(script_records(module, raw, constants)), tensors)
+
+
+@case
+def torchscript_frozen() -> Case:
+    """All weights are constants, in storages that are called as the lite interpreter's are."""
+    tensors = {"constants.0": array("float16", (3, 2)), "constants.2": array("uint8", (5,))}
+    constants = (
+        b"(" + hexfile.tensor("0.storage", 6, (3, 2), cls="HalfStorage") + hexfile.number(7)
+        + hexfile.tensor("1.storage", 5, (5,), cls="ByteStorage") + b"t"
+    )  # fmt: skip
+    raw = {f"constants/{i}.storage": t.tobytes() for i, t in enumerate(tensors.values())}
+    return Case("torchscript", ".ptl", hexfile.zip_file(script_records(script_object({}), raw, constants)), tensors)
+
+
+@case
+def torch_export_small() -> Case:
+    """Weights that are tied, strided and of no elements, and a constant."""
+    base = array("float32", (12,))
+    tensors = {"l.weight": base.reshape(3, 4), "tied": base.reshape(3, 4), "t": base.reshape(3, 4).T[1:],
+               "none": array("bfloat16", (0, 2)), "step": array("int64", ())}  # fmt: skip
+    weights = {
+        "l.weight": pt2_entry("weight_0", 7, (3, 4), is_param=True, requires_grad=True),
+        "tied": pt2_entry("weight_0", 7, (3, 4)),
+        "t": pt2_entry("weight_0", 7, (3, 3), 1, (1, 4)),
+        "none": pt2_entry("weight_1", 13, (0, 2)),
+    }
+    raw = {"weights/weight_0": base.tobytes(), "weights/weight_1": b"", "constants/tensor_0": tensors["step"].tobytes()}
+    records = pt2_records(weights, {"step": pt2_entry("tensor_0", 5, ())}, raw)
+    return Case("torch_export", ".pt2", hexfile.zip_file(records), tensors)
+
+
+@case
+def torch_export_pickled() -> Case:
+    """A weight that is a file of its own, beside one that is not, in an archive without a folder."""
+    tensors = {"a": array("float32", (2, 2)), "b": array("uint8", (3,))}
+    nested = hexfile.torch_file(hexfile.pickled(hexfile.tensor("0", 4, (2, 2))), {"0": tensors["a"].tobytes()})
+    weights = {"a": pt2_entry("weight_0", 7, (2, 2), use_pickle=True), "b": pt2_entry("weight_1", 1, (3,))}
+    raw = {"weights/weight_0": nested, "weights/weight_1": tensors["b"].tobytes()}
+    return Case("torch_export", ".pt2", hexfile.zip_file(pt2_records(weights, {}, raw, prefix="")), tensors)
+
+
+@case
+def torch_export_until_2_6() -> Case:
+    """Files of torch.save in an archive by Python's zipfile."""
+    import zipfile
+
+    tensors = {"w": array("float64", (2,)), "c": array("int32", (3,))}
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("version", "7.3")
+        archive.writestr("serialized_exported_program.json", "{}")
+        archive.writestr("serialized_state_dict.pt", plain_torch_bytes({"w": tensors["w"]}))
+        archive.writestr("serialized_constants.pt", plain_torch_bytes({"c": tensors["c"]}))
+    return Case("torch_export", ".pt2", out.getvalue(), tensors)
+
+
+@case
+def torch_package_small() -> Case:
+    """Two pickles that share a storage, by torch itself."""
+    torch = pytest.importorskip("torch", reason="the file is made by torch.package")
+    from torch.package import PackageExporter
+
+    w = array("float32", (3, 4))
+    shared = as_torch(w)
+    out = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own: it uses a storage class of its past
+        with PackageExporter(out) as package:
+            package.save_pickle("nets", "a.pkl", {"w": shared, "n": 5})
+            package.save_pickle("nets.deep", "b.pkl", [shared[1], torch.arange(3)])
+            package.save_text("nets", "note.txt", "a note")
+    tensors = {"nets/a.pkl.w": w, "nets/deep/b.pkl.0": w[1], "nets/deep/b.pkl.1": np.arange(3)}
+    return Case("torch_package", ".pt", out.getvalue(), tensors)
+
+
+@case
+def torch_package_by_hand() -> Case:
+    """Keys of storages as numbers and as text, source text that is left alone."""
+    tensors = {"r/x.pkl": array("int16", (2, 2)), "y.a": array("float32", (3,))}
+    number = hexfile.storage("ShortStorage", "0", 4).replace(hexfile.text("0"), hexfile.number(0), 1)
+    pickles = {
+        "r/x.pkl": hexfile.tensor("0", 4, (2, 2), cls="ShortStorage").replace(
+            hexfile.storage("ShortStorage", "0", 4), number
+        ),
+        "y": hexfile.mapping({"a": hexfile.tensor("1", 3, (3,))}),
+    }
+    raw = {str(i): t.tobytes() for i, t in enumerate(tensors.values())}
+    records = package_records(pickles, raw, {"r/m.py": b"x = 1\n", "r/data.bin": b"\x80\x02 no pickle"})
+    return Case("torch_package", ".pt", hexfile.zip_file(records), tensors)
+
+
+@case
+def torch_package_deflated() -> Case:
+    """Repacked by a zip tool."""
+    w = array("float32", (300,))
+    records = package_records({"a.pkl": hexfile.mapping({"w": hexfile.tensor("0", 300, (300,))})}, {"0": w.tobytes()})
+    for record in records:
+        record.method = 8
+    return Case("torch_package", ".pt", hexfile.zip_file(records), {"a.pkl.w": w})
+
+
+@case
+def archive_small() -> Case:
+    """Two checkpoints and a note, stored."""
+    tensors = {"policy.pth.w": array("float32", (2, 3)), "st/model.safetensors.x": array("int64", (3,)),
+               "st/model.safetensors.y": array("uint8", (2,))}  # fmt: skip
+    second = {"x": tensors["st/model.safetensors.x"], "y": tensors["st/model.safetensors.y"]}
+    members = {"policy.pth": plain_torch_bytes({"w": tensors["policy.pth.w"]}), "data": b'{"lr": 1}',
+               "st/model.safetensors": safetensors_bytes(second)}  # fmt: skip
+    return Case("archive", ".zip", hexfile.zip_file([hexfile.Rec(*m) for m in members.items()], align=1), tensors)
+
+
+@case
+def archive_deflated() -> Case:
+    """Packed members, one of them an archive again."""
+    tensors = {"a.pt.w": array("float32", (30,)), "deep/b.zip.c.safetensors.t": array("int16", (4, 2))}
+    inner = hexfile.zip_file([hexfile.Rec("c.safetensors", safetensors_bytes({"t": [*tensors.values()][1]}))], align=8)
+    members = {"a.pt": plain_torch_bytes({"w": tensors["a.pt.w"]}), "deep/b.zip": inner, "readme.txt": b"hello" * 20}
+    return Case("archive", ".zip", hexfile.zip_file([hexfile.Rec(*m, method=8) for m in members.items()]), tensors)
+
+
+@case
+def archive_tar() -> Case:
+    """A tar file, closed by two blocks of zeros and no more."""
+    import tarfile
+
+    tensors = {"run/a.pt.w": array("float32", (2, 3)), "run/b.safetensors.t": array("int16", (4,))}
+    members = {"run/notes.txt": b"nothing", "run/a.pt": plain_torch_bytes({"w": tensors["run/a.pt.w"]}),
+               "run/b.safetensors": safetensors_bytes({"t": tensors["run/b.safetensors.t"]})}  # fmt: skip
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    data = out.getvalue().rstrip(b"\0")
+    return Case("archive", ".tar", data + b"\0" * (-len(data) % 512 + 1024), tensors)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from tensorio._rebuild_dtensor import dtensor
+from tensorio._script_calls import sparse_arguments
 from tensorio.errors import HeaderError, LimitError, UnsupportedError, escaped
 from tensorio.kinds import (
     QUANTIZED,
@@ -87,6 +89,9 @@ def _bool(what: str, value: object) -> bool:
 
 def sparse(args: Args, facts: Facts) -> SparseTensor:
     """``(layout, (indices, values, size[, is_coalesced]))`` or ``(layout, (compressed, plain, values, size))``."""
+    if args and type(args[0]) is int:
+        args, requires_grad = sparse_arguments(args)
+        return replace(sparse(args, facts), requires_grad=requires_grad)
     _count(args, "a sparse tensor", 2)
     layout, data = args
     if type(layout) is not TorchTag or type(data) is not tuple:

@@ -6,7 +6,10 @@ from array import array
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["Loaded", "Mentioned", "Named", "Placed", "Records", "Rules", "Unbuilt"]
+__all__ = ["SPARE", "Loaded", "Mentioned", "Named", "Placed", "Records", "Rules", "Unbuilt"]
+
+# Promise P3 of docs/security.md: the pickles of a file cost at most this many bytes, plus 32 times theirs.
+SPARE = 64 << 20
 
 
 class Records(NamedTuple):
@@ -51,6 +54,8 @@ class Rules(NamedTuple):
     own : str
         Names of modules that begin with this are the file's own classes: always
         `Opaque`, never refused.
+    spare : int
+        Bytes that reading it may cost besides those per byte of the pickle.
     """
 
     unknown: str = "error"
@@ -58,6 +63,7 @@ class Rules(NamedTuple):
     allow: Mapping[tuple[str, str], type] = {}
     own: str = ""
     legacy: bool = False
+    spare: int = SPARE
 
 
 class Placed(NamedTuple):

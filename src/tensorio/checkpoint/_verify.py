@@ -80,10 +80,9 @@ def verify_opened(opened: Opened, name: str, progress: Progress | None = None) -
     due = [r for r in records if r.crc32 is not None]
     tasks = list(_tasks(part for i, record in enumerate(due) for part in _parts(i, record)))
     total = sum(r.nbytes for r in due)
-    storage = opened.storages[0]
     actual: list[int | TensorIOError] = [0] * len(due)
     with ThreadPoolExecutor(cpu_count() or 1) as pool:
-        results = pool.map(lambda task: [_checksum(storage, due[part.record], part) for part in task], tasks)
+        results = pool.map(lambda task: [_checksum(opened.storages, due[part.record], part) for part in task], tasks)
         for task, crcs in zip(tasks, results, strict=True):
             for part, crc in zip(task, crcs, strict=True):
                 actual[part.record] = _joined(actual[part.record], crc, part.nbytes)
@@ -136,8 +135,9 @@ def _joined(before: int | TensorIOError, crc: int | TensorIOError, nbytes: int) 
     return _core.crc32_combine(before, crc, nbytes)
 
 
-def _checksum(storage: Storage, record: StoredRecord, part: _Part) -> int | TensorIOError:
+def _checksum(storages: list[Storage], record: StoredRecord, part: _Part) -> int | TensorIOError:
     """The CRC-32 of a part of a record, or of all its unpacked bytes, or why it can't be had."""
+    storage = storages[record.storage]
     if not record.deflated:
         if part.nbytes <= SMALL:
             return _core.crc32(storage.view()[part.offset : part.offset + part.nbytes])

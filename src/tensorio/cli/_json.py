@@ -70,6 +70,7 @@ def _stored(stored: Stored) -> dict[str, Any]:
         "unreached": stored.nbytes - stored.reached,
         "other_records": stored.others,
         "other_nbytes": stored.others_nbytes,
+        "skipped": list(stored.skipped),
         "partly": [part._asdict() for part in stored.partly],
     }
 

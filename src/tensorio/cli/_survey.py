@@ -90,6 +90,8 @@ class Stored:
         Records that hold no tensors: the pickle, version notes, code.
     partly : list of Partial
         Most unreached bytes first.
+    skipped : tuple of str
+        Members of an archive that hold nothing that tensorio reads.
     """
 
     records: int = 0
@@ -98,6 +100,7 @@ class Stored:
     others: int = 0
     others_nbytes: int = 0
     partly: list[Partial] = field(default_factory=list)
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass
@@ -273,11 +276,11 @@ def _clusters(extents: Iterable[Extent]) -> Iterator[list[Extent]]:
 
 def _stored(checkpoint: Checkpoint, infos: list[TensorInfo]) -> Stored:
     """Compare the records that hold tensors with the extents that tensors reach."""
-    out = Stored()
     opened = checkpoint._opened
+    out = Stored(skipped=opened.skipped)
     holding: list[StoredRecord] = []
-    for record in opened.records():
-        if holds_tensors(record, opened.format):
+    for record in (opened.payloads or opened.records)():
+        if record.payload:
             holding.append(record)
         else:
             out.others += 1
@@ -291,11 +294,6 @@ def _stored(checkpoint: Checkpoint, infos: list[TensorInfo]) -> Stored:
     if out.reached < out.nbytes and not made:
         out.partly = _partly(holding, runs, infos)
     return out
-
-
-def holds_tensors(record: StoredRecord, format: str) -> bool:
-    """Tell whether a record is a storage of tensors; in a torch archive, those in the folder ``data``."""
-    return format != "torch_zip" or record.name.partition("/")[2].startswith("data/")
 
 
 def _run(group: list[Extent]) -> tuple[int, int, int]:

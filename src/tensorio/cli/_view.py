@@ -208,6 +208,9 @@ def _stored(facts: Survey) -> Sheet:
     if stored.others:
         remark = f"{some(stored.others, 'other record')} (structure, no tensors)"
         sheet.add(Cell(f"  {size(stored.others_nbytes)} in {remark}", "dim"))
+    if stored.skipped:
+        remark = f"{some(len(stored.skipped), 'member')} that hold no tensors"
+        sheet.add(Cell(f"  {remark}: {_names(stored.skipped)}", "dim"))
     return sheet
 
 

@@ -19,7 +19,10 @@ from tensorio.storage import Storage
 __all__ = ["for_target", "get", "names", "of_storage", "target_name"]
 
 # In the order in which they are asked: exact signatures before plausible ones.
-_NAMES = ("torch_zip", "torch_legacy", "torch_tar", "safetensors", "pickle")
+_NAMES = (
+    "torch_zip", "torchscript", "torch_export", "torch_package", "torch_legacy", "torch_tar", "archive", "safetensors",
+    "pickle",
+)  # fmt: skip
 # Modules that are not called what their format is.
 _MODULES = {"pickle": "plain_pickle"}
 

@@ -7,18 +7,41 @@ headers and the table of tensors, and knows nothing of other formats.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tensorio import allowing
-from tensorio.pickles import Rules
+from tensorio.errors import LimitError
+from tensorio.pickles import SPARE, Rules
 from tensorio.storage import Storage
 from tensorio.tensors import Table
 
 if TYPE_CHECKING:
     from tensorio.plan import Plan
 
-__all__ = ["Format", "OpenOptions", "Opened", "SaveOptions", "StoredRecord"]
+__all__ = ["Format", "OpenOptions", "Opened", "Room", "SaveOptions", "StoredRecord", "naming_budget"]
+
+# What naming the tensors of a tree may cost, in bytes: this much, and so much per byte of its pickles (half of promise
+# P3).
+NAMES_FIXED = 24 << 20
+NAMES_PER_BYTE = 16
+
+# Files within files: real ones are two deep, of a few dozen members, and seldom packed.
+MAX_DEPTH = 4
+# Bytes of memory for members that must be unpacked before they can be read: this many, and never more than the most.
+UNPACKED, UNPACKED_PER_BYTE, UNPACKED_MOST = 64 << 20, 32, 4 << 30
+MEMBERS = 1 << 16
+
+
+def naming_budget(pickled: int) -> int:
+    """Return the bytes that naming the tensors may cost; see `tensorio.tree`.
+
+    Parameters
+    ----------
+    pickled : int
+        Bytes of the pickles that the tree was made of.
+    """
+    return NAMES_FIXED + NAMES_PER_BYTE * pickled
 
 
 class StoredRecord(NamedTuple):
@@ -35,6 +58,8 @@ class StoredRecord(NamedTuple):
     size : int
         Bytes once unpacked (equal to `nbytes` unless deflated).
     deflated : bool
+    payload : bool
+        Whether tensors may be in it; False for the notes and programs beside them.
     """
 
     name: str
@@ -44,6 +69,23 @@ class StoredRecord(NamedTuple):
     crc32: int | None
     size: int
     deflated: bool = False
+    payload: bool = True
+
+
+@dataclass
+class Room:
+    """What the files within one file may still take, all of them together.
+
+    Attributes
+    ----------
+    unpacked : int
+        Bytes for members that must be unpacked.
+    members : int
+        How many may be opened.
+    """
+
+    unpacked: int = 0
+    members: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,6 +97,14 @@ class OpenOptions:
     first_row, first_dim : int
         Numbers of the first row and the first cell of its pool of dimensions,
         for a file that is a part of another.
+    own : str
+        What the names of the file's own classes begin with; see `tensorio.pickles.Rules`.
+    depth : int
+        How many files this one is within.
+    spare : int
+        Bytes that its pickles may cost, all of them together, besides what they may cost per byte.
+    room : Room
+        Shared by all that is within one file.
     """
 
     unknown: str = "error"
@@ -64,11 +114,27 @@ class OpenOptions:
     writable: bool = False
     first_row: int = 0
     first_dim: int = 0
+    own: str = ""
+    depth: int = 0
+    spare: int = SPARE
+    room: Room = field(default_factory=Room, compare=False)
 
     def rules(self, own: str = "", legacy: bool = False) -> Rules:
         """How the file's pickles are to be read; see `tensorio.pickles.Rules`."""
         allowed = allowing.table(self.allow, opaque=self.unknown == "opaque")
-        return Rules(self.unknown, self.encoding, allowed, own, legacy)
+        return Rules(self.unknown, self.encoding, allowed, own or self.own, legacy, self.spare)
+
+    def within(self, parts: int, nbytes: int) -> OpenOptions:
+        """Return the options for each of so many parts of a file of so many bytes."""
+        if self.depth >= MAX_DEPTH:
+            raise LimitError(f"files within files: over {MAX_DEPTH} levels; unpack the outer ones first")
+        room = self.room
+        if not self.depth:
+            room = Room(min(UNPACKED + UNPACKED_PER_BYTE * nbytes, UNPACKED_MOST), MEMBERS)
+        room.members -= parts
+        if room.members < 0:
+            raise LimitError("files within files: too many of them; unpack the outer one first")
+        return replace(self, depth=self.depth + 1, spare=self.spare // max(parts, 1), room=room)
 
 
 @dataclass
@@ -92,9 +158,13 @@ class Opened:
         Bytes that naming the tree's tensors may cost; see `tensorio.tree`.
     records : callable
         Yields a `StoredRecord` per byte range of the container that holds payload.
+    payloads : callable or None
+        The same for the files within an archive, whose own records are whole files; None: as `records`.
     fill : callable or None
         ``fill(wanted)`` returns the tree with arrays at its tensors (at those
         whose row is in the set `wanted`, if it is not None).
+    skipped : tuple of str
+        Names of members that hold nothing that tensorio reads, where the file is an archive of others.
     """
 
     format: str
@@ -105,7 +175,9 @@ class Opened:
     flat: bool = True
     budget: int = 0
     records: Callable[[], Iterator[StoredRecord]] = field(default=lambda: iter(()))
+    payloads: Callable[[], Iterator[StoredRecord]] | None = None
     fill: Callable[[set[int] | None], Any] | None = None
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

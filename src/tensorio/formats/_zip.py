@@ -64,10 +64,16 @@ class Archive:
         """Return record numbers by name: "0", "1", ... below the folder `inner`, others below it, all others."""
         return _core.zip_names(self.storage.view(), self.rows, inner)
 
-    def records(self) -> list[StoredRecord]:
-        """Return all records in directory order."""
+    def records(self, folders: tuple[str, ...] = ("",)) -> list[StoredRecord]:
+        """Return all records in directory order.
+
+        Parameters
+        ----------
+        folders : tuple of str
+            What the names of those begin with that tensors may be in.
+        """
         return [
-            StoredRecord(name, 0, offset, compressed, crc or None, size, method != 0)
+            StoredRecord(name, 0, offset, compressed, crc or None, size, method != 0, name.startswith(folders))
             for name, offset, compressed, size, crc, method in _core.zip_records(self.storage.view(), self.rows)
         ]
 

@@ -1,0 +1,62 @@
+"""Files within files: a run of bytes of another storage, as a storage of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tensorio.storage import Storage
+
+if TYPE_CHECKING:
+    from tensorio._arrays import Lease
+
+__all__ = ["RangeStorage"]
+
+
+class RangeStorage(Storage):
+    """A run of bytes of another storage, which owns them.
+
+    Parameters
+    ----------
+    whole : Storage
+        A range of a range counts from the outermost.
+    offset, nbytes : int
+        Must lie inside it.
+
+    Attributes
+    ----------
+    whole : Storage
+        Never a range itself.
+    offset : int
+        Of the first byte in `whole`.
+    """
+
+    def __init__(self, whole: Storage, offset: int, nbytes: int) -> None:
+        super().__init__()
+        inner = whole if isinstance(whole, RangeStorage) else None
+        self.whole: Storage = whole if inner is None else inner.whole
+        self.offset: int = offset if inner is None else inner.offset + offset
+        self.nbytes = nbytes
+        self.writable = whole.writable
+
+    @property
+    def mapped(self) -> bool:  # type: ignore[override]
+        return self.whole.mapped
+
+    def view(self) -> memoryview:
+        return self.whole.view()[self.offset : self.offset + self.nbytes]
+
+    def lease(self) -> Lease:
+        """Return a lease of the range; not kept, since the whole may yet be read into memory."""
+        from tensorio._arrays import Lease
+
+        return Lease(self.view(), self.writable)
+
+    def stream(self, offset: int, nbytes: int) -> Iterator[memoryview]:
+        return self.whole.stream(self.offset + offset, nbytes)
+
+    @contextlib.contextmanager
+    def scattered(self) -> Iterator[None]:
+        with self.whole.scattered():
+            yield
