@@ -16,10 +16,11 @@ cdef class _Arrays(_Tensors):
 
     Parameters
     ----------
-    own_storage, nested_storage
+    own_storage, made_storage, nested_storage
         See `loads`.
     """
     cdef int64_t own_storage
+    cdef object made_storage
     cdef object nested_storage
     cdef object encoding
     cdef bint spans  # whether some of the pickle's bytes were not copied out of it
@@ -29,9 +30,10 @@ cdef class _Arrays(_Tensors):
     cdef dict unfilled  # arrays and dtypes that may still be given a state, by id
 
     def __cinit__(self, pickle, Py_ssize_t start, records, list leases, decode, set wanted, Py_ssize_t first_row,
-                  Py_ssize_t first_dim, rules, int64_t own_storage, nested_storage, *args):
+                  Py_ssize_t first_dim, rules, int64_t own_storage, made_storage, nested_storage, *args):
         self.encoding = rules.encoding
         self.own_storage = own_storage
+        self.made_storage = made_storage
         self.nested_storage = nested_storage
         self.unfilled = {}
         self.nested = {}
@@ -139,21 +141,27 @@ cdef class _Arrays(_Tensors):
 
     @cython.final
     cdef object np_array(self, object state):
-        """An array, from its state: over the pickle's own bytes where they are elements as they stand."""
+        """An array, from its state: a tensor, over the pickle's own bytes where they are elements as they stand."""
         cdef Py_ssize_t at = -1, nbytes = 0
         if self.own_storage >= 0 and PyTuple_CheckExact(state) and len(<tuple> state) == 5:
             at = self.place_of(state[4], &nbytes)
         if at >= 0:
             layout = _rebuild_module().np_layout(state[1], state[2], state[3], nbytes)
             if layout is not None:
-                return self.own_tensor(layout, at, nbytes)
+                return self.own_tensor(layout, self.own_storage, self.start + at, nbytes)
         made = _rebuild_module().np_empty()
         self.numpy_state(made, state)
-        return made
+        if self.made_storage is None:
+            return made
+        layout, data = _rebuild_module().np_made(made)
+        if layout is None:
+            return made
+        self.charge(len(data))
+        return self.own_tensor(layout, self.made_storage(data), 0, len(data))
 
     @cython.final
-    cdef object own_tensor(self, tuple layout, Py_ssize_t at, Py_ssize_t nbytes):
-        """(dtype code, shape, strides in bytes) over bytes of the pickle."""
+    cdef object own_tensor(self, tuple layout, int64_t storage, Py_ssize_t offset, Py_ssize_t nbytes):
+        """(dtype code, shape, strides in bytes) over bytes of a storage."""
         cdef tio_row row
         cdef int64_t[2 * MAX_RANK] dims
         cdef Py_ssize_t i
@@ -161,7 +169,7 @@ cdef class _Arrays(_Tensors):
         row.dtype, row.flags, row.rank = code, 0, len(shape)
         for i in range(row.rank):
             dims[i], dims[row.rank + i] = shape[i], strides[i]
-        row.storage, row.offset, row.nbytes = self.own_storage, self.start + at, nbytes
+        row.storage, row.offset, row.nbytes = storage, offset, nbytes
         row.chunks, row.chunk = 1, 0
         return self.tensor(&row, dims)
 
@@ -182,18 +190,24 @@ cdef class _Arrays(_Tensors):
         """The array that joblib wrote behind the state of its wrapper, in the middle of the pickle.
 
         Source: ``NumpyArrayWrapper.read_array`` of joblib 0.10 to 1.5; since 1.2, one byte says how many bytes of
-        padding follow it.
+        padding follow it. An array of objects is a pickle of its own.
         """
         cdef Py_ssize_t at, nbytes
         if self.own_storage < 0:
             raise UnsupportedError("a joblib array inside another file")
         if type(state) is not dict:
             self.expected("a dict of attributes", state)
-        if self.frame_end:
-            self.end_frame()
+        if self.frame_end and self.pos != self.frame_end:
+            self.wrong("the frame goes on behind the wrapper of an array")
+        self.frame_end = 0
+        shape, dtype, order = [(<dict> state).get(name) for name in ("shape", "dtype", "order")]
+        if _rebuild_module().np_has_objects(shape, dtype):
+            made = self.inner_pickle()
+            if type(made).__name__ != "ndarray" and type(made) is not _Opaque:
+                self.expected("an array of objects", made)
+            return made
         if (<dict> state).get("numpy_array_alignment_bytes") is not None:
             self.take(self.take(1)[0])
-        shape, dtype, order = [(<dict> state).get(name) for name in ("shape", "dtype", "order")]
         nbytes = _rebuild_module().np_nbytes(shape, dtype)
         at = self.pos
         self.take_u(<uint64_t> nbytes)
@@ -204,24 +218,23 @@ cdef class _Arrays(_Tensors):
     @cython.final
     cdef object load_from_bytes(self, tuple args):
         """torch.storage._load_from_bytes(...): a storage that was saved as a file of its own into a string of bytes."""
-        cdef Py_ssize_t at = -1, nbytes = 0, record = self.n_records
+        cdef Py_ssize_t at, nbytes = 0, record = self.n_records
         cdef _StorageRef ref
+        if self.own_storage < 0 or self.nested_storage is None:
+            raise UnsupportedError("a torch storage inside a string of bytes, inside another file")
         if len(args) != 1:
             self.wrong("expected the bytes of a storage")
-        if self.own_storage >= 0 and self.nested_storage is not None:
-            at = self.place_of(args[0], &nbytes)
-        if at < 0:
-            raise UnsupportedError("a torch storage inside a string of bytes that is not raw in the file")
-        dtype, offset, count = self.nested_storage(self.start + at, nbytes)
+        at = self.place_of(args[0], &nbytes)
+        if at < 0 and type(args[0]) is not bytes:
+            self.expected("the bytes of a storage", args[0])
+        dtype, storage, offset, count = self.nested_storage(self.start + at if at >= 0 else args[0], nbytes)
         ref = _StorageRef()
         ref.cls = <_Global> _STORAGE_OF[dtype]
         ref.dtype, ref.itemsize = _BY_NAME[dtype].code, _BY_NAME[dtype].itemsize
-        if not self.start + at <= offset <= self.start + at + nbytes - count or count < 0:
-            raise ValueError("a nested storage outside of its bytes")
         self.charge(COST_RECORD)
         if self.n_records == self.records_room:
             self.grow_records(2 * self.n_records + 64)
-        self.extents[record].storage, self.extents[record].offset = self.own_storage, offset
+        self.extents[record].storage, self.extents[record].offset = storage, offset
         self.extents[record].nbytes = count
         self.n_records += 1
         ref.record, ref.first, ref.nbytes = record, 0, count

@@ -141,11 +141,14 @@ def _check_layout(shape: Any, dtype: Any, fortran: Any) -> None:
         raise HeaderError("NumPy array in a pickle: expected an order (bool)")
 
 
+def np_has_objects(shape: Any, dtype: Any) -> bool:
+    """Tell whether an array is one of Python objects; its shape and dtype are checked."""
+    _check_layout(shape, dtype, False)
+    return bool(dtype.hasobject)
+
+
 def np_nbytes(shape: Any, dtype: Any) -> int:
     """Return the bytes of an array of a plain dtype."""
-    _check_layout(shape, dtype, False)
-    if dtype.hasobject:
-        raise UnsupportedError("NumPy array of Python objects, behind its wrapper in the file")
     nbytes: int = math.prod(shape) * dtype.itemsize
     if nbytes >= 1 << 63:
         raise HeaderError("NumPy array in a pickle: over 2^63 - 1 bytes")
@@ -165,6 +168,13 @@ def np_layout(shape: Any, dtype: Any, fortran: Any, nbytes: int) -> tuple[int, A
     if any(step >= 1 << 63 for step in strides):  # no element is there to be reached by them
         return None
     return row.code, shape, strides[::-1] if fortran else strides
+
+
+def np_made(array: Any) -> tuple[tuple[int, Any, tuple[int, ...]] | None, Any]:
+    """Return what `np_layout` does of an array in memory, and its bytes in native order as flat uint8 (a view or copy)."""
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    layout = np_layout(native.shape, native.dtype, not native.flags.c_contiguous, native.nbytes)
+    return layout, native.reshape(-1, order="A").view(np.uint8) if layout is not None else None
 
 
 def np_scalar(args: tuple[Any, ...]) -> Any:

@@ -25,6 +25,7 @@ def loads(
     first_dim: int = 0,
     placed: dict[str, Placed] | None = None,
     own_storage: int = -1,
-    nested_storage: Callable[[int, int], tuple[str, int, int]] | None = None,
+    made_storage: Callable[[Buffer], int] | None = None,
+    nested_storage: Callable[[int | bytes, int], tuple[str, int, int, int]] | None = None,
 ) -> Loaded: ...
 def names(pickle: Buffer, start: int = 0, own: str = "") -> tuple[list[Named], int | None, TensorIOError | None]: ...

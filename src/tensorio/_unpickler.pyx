@@ -47,7 +47,7 @@ from tensorio.errors import (
 )
 from tensorio.kinds import TensorKind as _TensorKind
 from tensorio.pickles import Loaded as _Loaded, Mentioned as _Mentioned, Named as _Named, Rules as _Rules
-from tensorio.pickles import Unbuilt as _Unbuilt_class
+from tensorio.pickles import Records as _Records, Unbuilt as _Unbuilt_class
 from tensorio.values import Device, Opaque, Size, TorchDType, TorchTag
 
 cdef type _Opaque = Opaque
@@ -197,8 +197,8 @@ cdef class _Machine(_Arrays):
     cdef readonly list named
 
     def __cinit__(self, pickle, Py_ssize_t start, records, list leases, decode, set wanted, Py_ssize_t first_row,
-                  Py_ssize_t first_dim, rules, int64_t own_storage, nested_storage, dict placed, bint fast,
-                  bint sweep):
+                  Py_ssize_t first_dim, rules, int64_t own_storage, made_storage, nested_storage, dict placed,
+                  bint fast, bint sweep):
         self.rules = rules
         self.allowed = set(rules.allow.values())
         self.lenient = rules.unknown == "opaque"
@@ -562,7 +562,7 @@ cdef class _Machine(_Arrays):
                 return self.call(made.callee, made.args, made.kwargs, False)
             return made
         if kind == K_LOAD_FROM_BYTES:
-            return self.load_from_bytes(args)
+            return self.load_from_bytes(args) if self.named is None else _Opaque(callee.module, callee.name, args)
         if kind == K_JOBLIB_ARRAY:
             return _Unbuilt("joblib_array")
         return self.call_numpy(kind, callee, args)
@@ -743,6 +743,25 @@ cdef class _Machine(_Arrays):
                       &row, dims)
         found = self.placed_made[key] = self.tensor(&row, dims)
         return found
+
+    def inner_pickle(self):
+        """A pickle in the middle of this one, by the same rules and on the same budget; all in it are values."""
+        cdef _Machine inner = _Machine(<object> self.raw.obj, self.start + self.pos, _Records.none(), None, None, None, 0,
+                                       0, self.rules, -1, None, None, None, False, self.named is not None)
+        inner.budget, inner.tuple_keys = self.budget, self.tuple_keys
+        try:
+            made = inner.run()
+        except (FormatError, UnsupportedError) as error:
+            if error.offset is not None:
+                error.offset += self.pos
+            raise
+        finally:
+            self.refused.extend(inner.refused)
+            if self.named is not None:
+                self.named.extend([named._replace(offset=named.offset + self.pos) for named in inner.named])
+        self.budget, self.tuple_keys = inner.budget, inner.tuple_keys
+        self.pos += inner.pos
+        return made
 
     # ------------------------------------------------------------- the loop
 
@@ -1048,7 +1067,7 @@ cdef object _rebuild_module():
 
 def loads(pickle, records=None, *, list leases=None, decode=None, set wanted=None, rules=_Rules(),
           Py_ssize_t start=0, Py_ssize_t first_row=0, Py_ssize_t first_dim=0, dict placed=None,
-          int64_t own_storage=-1, nested_storage=None):
+          int64_t own_storage=-1, made_storage=None, nested_storage=None):
     """Read one pickle.
 
     Parameters
@@ -1076,10 +1095,16 @@ def loads(pickle, records=None, *, list leases=None, decode=None, set wanted=Non
     own_storage : int
         Storage index of the buffer: NumPy arrays of plain types whose bytes are
         in the pickle become tensors over it. -1: they are copied out as values.
+    made_storage : callable, optional
+        ``made_storage(data)`` returns the storage index of bytes that had to be
+        made, so that the other arrays of plain types are tensors, too; with
+        `leases`, it has appended the lease of that storage. None: they are
+        values.
     nested_storage : callable, optional
-        ``nested_storage(offset, nbytes)`` returns (dtype, offset, nbytes) of the
-        elements of a storage that was saved as a file of its own into that part
-        of the buffer.
+        ``nested_storage(place, nbytes)`` returns (dtype, storage, offset, nbytes)
+        of the elements of a storage that was saved as a file of its own into a
+        string of bytes: `place` is where that lies in the buffer, or the bytes
+        themselves if they had to be made.
 
     Returns
     -------
@@ -1095,7 +1120,7 @@ def loads(pickle, records=None, *, list leases=None, decode=None, set wanted=Non
     cdef _Machine machine = None
     for fast in (True, False):
         machine = _Machine(pickle, start, records, leases, decode, wanted, first_row, first_dim, rules, own_storage,
-                           nested_storage, placed, fast, False)
+                           made_storage, nested_storage, placed, fast, False)
         try:
             obj = machine.run()
             break
@@ -1133,8 +1158,8 @@ def names(pickle, Py_ssize_t start=0, str own=""):
     error : TensorIOError or None
         Why not.
     """
-    cdef _Machine machine = _Machine(pickle, start, None, None, None, None, 0, 0, _Rules("opaque", None, {}, own), -1,
-                                     None, None, False, True)
+    cdef _Machine machine = _Machine(pickle, start, None, None, None, None, 0, 0, _Rules("opaque", None, {}, own), 0,
+                                     None, None, None, False, True)
     try:
         machine.run()
     except (FormatError, UnsupportedError) as error:

@@ -199,7 +199,12 @@ def _build() -> dict[tuple[str, str], Entry]:
     for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
         table[module, "_reconstruct"] = Entry("np_reconstruct", why="an empty array, filled by a checked state")
         table[module, "scalar"] = Entry("np_scalar", why="bytes of the length of a checked dtype")
-    table["numpy", "ndarray"] = Entry("np_ndarray", why="a tag: the class of an array to be filled")
+    # Subclasses of ndarray whose data is all there is to them.
+    for module, name in (
+        ("numpy", "ndarray"), ("numpy", "matrix"), ("numpy.matrixlib.defmatrix", "matrix"), ("numpy", "memmap"),
+        ("numpy.core.memmap", "memmap"), ("numpy._core.memmap", "memmap"),
+    ):  # fmt: skip
+        table[module, name] = Entry("np_ndarray", why="a tag: the class of an array to be filled")
     table["numpy", "dtype"] = Entry("np_dtype", why="a type letter and a width; no objects' dtypes")
     table["joblib.numpy_pickle", "NumpyArrayWrapper"] = Entry("joblib_array", why="an array of checked size behind it")
     table["torch.storage", "_load_from_bytes"] = Entry("load_from_bytes", why="a storage, read by the same machine")
