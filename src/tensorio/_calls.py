@@ -12,6 +12,7 @@ from typing import Any
 
 from tensorio import _stdlib
 from tensorio._scalars import is_key
+from tensorio._script_calls import SCRIPT_CALLS
 from tensorio._stdlib import STATES, TYPES, Redirect
 from tensorio.errors import HeaderError
 from tensorio.values import Device, Size
@@ -126,6 +127,7 @@ DICTS = (OrderedDict, Counter, defaultdict)
 # By `tensorio.allowlist.Entry.kind`.
 CALLS: dict[str, Callable[[Args, Check], Any]] = {
     **_stdlib.CALLS,
+    **SCRIPT_CALLS,
     "bytearray": make_bytearray,
     "bytes": make_bytes,
     "complex": make_complex,

@@ -7,8 +7,7 @@ cdef enum:
     MAX_DIGITS = 640  # of an integer in text, for the same reason: what CPython takes without a limit being set
     # What objects made by one opcode take, in bytes: measured with sys.getsizeof on CPython 3.11, rounded up.
     COST_OBJECT = 64
-    # Promise P3 of docs/security.md: a pickle costs at most this much memory, plus 32 times its bytes.
-    BUDGET_FIXED = 64 << 20
+    # Promise P3 of docs/security.md: a pickle costs at most 32 times its bytes in memory, besides what is spare.
     BUDGET_PER_BYTE = 32
 
 
@@ -36,7 +35,10 @@ cdef class _Stack:
     cdef Py_ssize_t memo_room
     cdef Py_ssize_t memo_next
     cdef Py_ssize_t frame_end  # of the open FRAME; 0 if none
-    cdef int64_t budget  # bytes that may still be made
+    # Bytes that may still be made. A third of what is promised is left for what is not counted: the stack, the memo,
+    # fragmentation.
+    cdef int64_t budget
+    cdef Py_ssize_t placeholders  # mentions of storages, less those that tensors were made of
 
     def __cinit__(self, pickle, Py_ssize_t start, *args, **kwargs):
         PyObject_GetBuffer(pickle, &self.raw, PyBUF_SIMPLE)
@@ -46,8 +48,6 @@ cdef class _Stack:
         self.start = start
         self.buf = <const uint8_t *> self.raw.buf + start
         self.n = self.raw.len - start
-        # A third of what is promised is left for what this does not count: the stack, the memo, fragmentation.
-        self.budget = (BUDGET_FIXED + BUDGET_PER_BYTE * <int64_t> self.n) // 3 * 2
 
     def __dealloc__(self):
         self.close()
@@ -250,9 +250,9 @@ cdef class _Stack:
     @cython.final
     cdef inline int again(self, object o) except -1:
         """Check what is about to be on the stack a second time."""
-        if type(o) is _StorageRef:  # each mention is counted, see `finish`
-            self.wrong("a storage that is referred to without its persistent id")
-        if type(o) is _Unbuilt:
+        if type(o) is _StorageRef:
+            self.placeholders += 1  # each mention is counted, see `finish`
+        elif type(o) is _Unbuilt:
             self.wrong("an object that is referred to before it has its state")
         return 0
 

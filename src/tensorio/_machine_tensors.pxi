@@ -78,7 +78,6 @@ cdef class _Tensors(_Stack):
     cdef int64_t *dims
     cdef Py_ssize_t n_dims, dims_room
     cdef Py_ssize_t first_row, first_dim
-    cdef Py_ssize_t placeholders  # storages mentioned, less those that tensors were made of
 
     def __cinit__(self, pickle, Py_ssize_t start, records, list leases, decode, set wanted, Py_ssize_t first_row,
                   Py_ssize_t first_dim, *args, **kwargs):
@@ -546,7 +545,6 @@ cdef class _Tensors(_Stack):
         """A storage that was saved by itself: a flat array."""
         cdef tio_row row
         cdef int64_t[2] dims
-        self.placeholders -= 1
         row.dtype, row.flags, row.rank = ref.dtype, 0, 1
         dims[0], dims[1] = ref.nbytes // ref.itemsize, 1
         self.geometry(0, ref.record, ref.first, ref.nbytes, ref.itemsize, &row, dims)

@@ -579,6 +579,8 @@ cdef class _Machine(_Arrays):
         ref = <_StorageRef> args[0]
         # Elements of 2 and 4 bits can't be a view: the storage as it is, and what it would be.
         packed = ref.cls.name in ("QUInt4x2Storage", "QUInt2x4Storage")
+        if packed:
+            self.placeholders -= 1
         values = self.whole_storage(ref) if packed else self.rebuild(args[:4], 1)
         return _REBUILD_KINDS["rebuild_qtensor"]((values, args[4], args[5], ref.cls.name, args[1:4]), self)
 
@@ -694,6 +696,8 @@ cdef class _Machine(_Arrays):
             return self.module_class(<object> PyTuple_GET_ITEM(pid, 1))
         elif self.placed is not None and count == 3 and type(word) is not str:  # the same, in tar files
             return self.module_class(word)
+        elif _is_word(word, "reduce_package"):  # torch.package: (word, number, function, arguments); kept as data
+            pass
         elif not (self.named is not None or (self.lenient and type(word) is str)):
             self.expected("a persistent id: ('storage', class, key, location, numel)", pid)
         out = _Opaque("", "persistent id", pid if PyTuple_CheckExact(pid) else (pid,))
@@ -985,6 +989,8 @@ cdef class _Machine(_Arrays):
         cdef list stack = [(root, False)]
         while stack:
             node, ready = stack.pop()
+            if type(node) is _StorageRef:
+                self.placeholders -= 1
             if id(node) in done and not ready:
                 continue
             if type(node) is _StorageRef:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tensorio._script_calls import SCRIPT_NAMES, SCRIPT_STORAGES
 from tensorio.dtypes import BY_NAME
 
 __all__ = ["ALLOWED", "Entry"]
@@ -108,6 +109,7 @@ _INERT = {
     "torch.distributed._tensor._dtensor_spec": ("DTensorSpec", "TensorMeta"),
     "torch.distributed._tensor.device_mesh": ("DeviceMesh",),
     "torch._dynamo.decorators": ("_DimRange",),
+    "torch.jit._script": ("unpackage_script_module",),
     "torch.nn.parameter": ("UninitializedParameter", "UninitializedBuffer"),
 }  # fmt: skip
 
@@ -168,6 +170,8 @@ def _build() -> dict[tuple[str, str], Entry]:
         table["torch.cuda", f"{torch_name}Storage"] = Entry("storage", dtype, why)
     for torch_name, dtype in _QUANTIZED_STORAGES.items():
         table["torch", f"{torch_name}Storage"] = Entry("storage", dtype, why)
+    for torch_name, dtype in SCRIPT_STORAGES.items():
+        table["torch", f"{torch_name}Storage"] = Entry("storage", dtype, why)
     table["torch.storage", "UntypedStorage"] = Entry("untyped", "uint8", why)
     for name in BY_NAME.keys() - _NOT_TORCH:
         table["torch", name] = Entry("dtype", name, "a tag: an element type as a value")
@@ -176,6 +180,8 @@ def _build() -> dict[tuple[str, str], Entry]:
     for name in _SHELL_DTYPES:
         table["torch", name] = Entry("dtype", name, "a tag: an element type as a value")
     table.update(_tags())
+    for name, (kind, what) in SCRIPT_NAMES.items():
+        table["torch.jit._pickle", name] = Entry(kind, why=f"our own function: {what}")
     view = "our own function: a view proven inside its record"
     table["torch._utils", "_rebuild_tensor"] = Entry("rebuild", why=view)
     table["torch._utils", "_rebuild_tensor_v2"] = Entry("rebuild_v2", why=view)
