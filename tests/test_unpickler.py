@@ -487,7 +487,7 @@ def test_opaque_tensors_inside_are_tensors() -> None:
     data = hexfile.torch_file(hexfile.pickled(body), {"0": np.arange(4, dtype="f4").tobytes()})
     with tensorio.open(data, unknown="opaque") as checkpoint:
         assert dict(checkpoint.paths) == {"w": ("state", "w")}
-        assert checkpoint["state.w"].tolist() == [0, 1, 2, 3]
+        assert checkpoint["w"].tolist() == [0, 1, 2, 3]
     assert tensorio.load(data, unknown="opaque").state["w"].tolist() == [0, 1, 2, 3]
 
 
