@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import pickle
 from typing import Any
 
@@ -446,6 +447,31 @@ def test_nested_tensors_that_leave_the_buffer_are_refused(size: list[int], strid
         NestedTensor(floats(4), ints(size), ints(stride), ints(offset)).unbind()
 
 
+def test_nested_tensors_are_proven_against_what_python_computes() -> None:
+    """Of all combinations of odd numbers, the same are refused as by exact arithmetic."""
+    odd = [-(2**63), -1, 0, 1, 2, 3, 5, 2**31, 2**62, 2**63 - 1]
+    refused = 0
+    for size, other, stride, offset in itertools.product(odd, [0, 1, 2, 2**62], odd, odd):
+        kind = NestedTensor(floats(5), ints([1, 1], [size, other]), ints([0, 0], [stride, 1]), ints(0, offset))
+        reach = 0 if 0 in (size, other) else 1 + (size - 1) * stride + (other - 1)
+        fits = min(size, stride, offset) >= 0 and offset + reach <= 5
+        if fits and max(size, 1) * max(other, 1) * 4 < 2**63:
+            assert kind.unbind()[1].shape == (size, other)
+        else:
+            refused += 1
+            with pytest.raises(LimitError if fits else HeaderError, match="nested tensor"):
+                kind.unbind()
+    assert refused > 2000
+
+
+def test_nested_tensors_are_proven_when_loaded() -> None:
+    with pytest.raises(HeaderError, match=r"tensor 0 of shape \[2\] at 3"):
+        rebuilt("rebuild_nested", floats(4), ints([2]), ints([1]), ints(3))
+    shapes = {0: ("float32", (4,), (4,)), 1: ("int64", (1, 1), (8, 8)), 2: ("int64", (1,), (8,))}
+    made = rebuilt("rebuild_nested", Leaf(0), Leaf(1), Leaf(1), Leaf(2), facts=Known(shapes))
+    assert type(made) is NestedTensor  # whose values nobody has read
+
+
 def test_expanded_nested_tensors() -> None:
     (view,) = NestedTensor(floats(1), ints([2**40]), ints([0]), ints(0)).unbind()
     assert view.shape == (2**40,)
@@ -470,6 +496,7 @@ BAD_NESTED: dict[str, tuple[Any, ...]] = {
     "sizes_float": (NESTED[0], NESTED[1].astype("f8"), NESTED[2], NESTED[3]),
     "sizes_scalar": (NESTED[0], np.zeros((), "f4"), np.zeros((), "f4"), ints(0)),
     "shared": (NESTED[0], *(np.broadcast_to(ints([1]), (1 << 40, 1)),) * 2, np.broadcast_to(ints(0), 1 << 40)),
+    "shared_buffer": (np.broadcast_to(floats(1), 1 << 40), *NESTED[1:]),
     "shared_sizes": (NESTED[0], *(np.broadcast_to(ints([1]), (2, 1)),) * 2, ints(0, 0)),
 }
 
@@ -638,6 +665,8 @@ BAD_WRAPPERS: dict[str, tuple[Any, ...]] = {
     "offset": (unknown(), *WRAPPER[:3], None, *WRAPPER[4:]),
     "layout": (unknown(), *WRAPPER[:4], "torch.strided", *WRAPPER[5:]),
     "device": (unknown(), *WRAPPER[:5], None, True),
+    "plain": (TorchTag("torch.Tensor"), *WRAPPER),
+    "parameter": (TorchTag("torch.nn.parameter.Parameter"), *WRAPPER),
     "grad": (unknown(), *WRAPPER[:6], "yes"),
 }
 

@@ -16,7 +16,7 @@ from tensorio.errors import HeaderError, LimitError, UnsupportedError
 from tensorio.kinds import QUANTIZED, JaggedTensor, NestedTensor, QuantizedTensor, product
 from tensorio.sparse import SparseTensor
 
-__all__ = ["compressed", "coo", "dequantized", "split", "unbound"]
+__all__ = ["compressed", "coo", "dequantized", "prove_inside", "split", "unbound"]
 
 Array = np.ndarray[Any, Any]
 
@@ -179,25 +179,42 @@ def _integers(kind: QuantizedTensor) -> Array:
 def unbound(kind: NestedTensor) -> list[Array]:
     """See `NestedTensor.unbind`."""
     buffer: Array = kind.buffer
-    out = []
-    offsets = kind.offsets if type(kind.offsets) is tuple else kind.offsets.tolist()
-    if not offsets:
-        return []
-    for i, (offset, size, stride) in enumerate(zip(offsets, kind.sizes.tolist(), kind.strides.tolist(), strict=True)):
-        reach = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if 0 not in size else 0
-        if min([offset, *size, *stride]) < 0 or offset + reach > buffer.size or len(size) > MAX_RANK:
-            raise HeaderError(
-                f"nested tensor: tensor {i} of {reach} elements at {offset} leaves the buffer of {buffer.size}"
-            )
-        out.append(_view(buffer[offset:], size, stride))
-    return out
+    offsets = prove_inside(kind)
+    places = zip(offsets.tolist(), kind.sizes.tolist(), kind.strides.tolist(), strict=True) if len(offsets) else ()
+    return [_view(buffer[offset:], size, stride) for offset, size, stride in places]
+
+
+def prove_inside(kind: NestedTensor) -> Array:
+    """Prove that each tensor of a nested one lies in the buffer, and return their offsets.
+
+    A buffer has bytes of its own, so that sums of its positions can't overflow.
+    """
+    offsets = np.asarray(kind.offsets, np.int64)
+    room, count = kind.buffer.size, len(offsets)
+    if not count:
+        return offsets
+    reach, bad, empty = np.ones(count, np.int64), offsets < 0, np.zeros(count, bool)
+    for size, step in zip(kind.sizes.T, kind.strides.T, strict=True):
+        steps = np.maximum(size - 1, 0)
+        bad |= (size < 0) | (step < 0)
+        empty |= size == 0
+        fits = step <= room // np.maximum(steps, 1)
+        reach += np.where(fits & ~bad, steps * np.where(fits, step, 0), np.where(steps > 0, room, 0))
+        np.minimum(reach, room + 1, out=reach)
+    reach[empty] = 0
+    bad |= (reach > room) | (offsets > room - np.minimum(reach, room))
+    if bad.any():
+        i = int(bad.argmax())
+        raise HeaderError(f"nested tensor: tensor {i} of shape {kind.sizes[i].tolist()} at {offsets[i]} leaves the "
+                          f"buffer of {room} elements")  # fmt: skip
+    return offsets
 
 
 def _view(flat: Array, size: list[int], stride: list[int]) -> Array:
     """A strided view, which was proven to lie inside."""
     if product(tuple(max(n, 1) for n in size)) * flat.itemsize >> 63:
         raise LimitError("a nested tensor of over 2^63 - 1 bytes; NumPy has no such arrays")
-    steps = [step * flat.strides[0] if n > 1 else 0 for n, step in zip(size, stride, strict=True)]
+    steps = [step * flat.strides[0] if n > 1 and 0 not in size else 0 for n, step in zip(size, stride, strict=True)]
     return np.lib.stride_tricks.as_strided(flat, size, steps, writeable=flat.flags.writeable)
 
 

@@ -189,6 +189,11 @@ def nested(args: Args, facts: Facts) -> NestedTensor:
         _tensors(facts, "a nested tensor", *args)
     made = NestedTensor(buffer, sizes, strides, offsets)
     made.check(facts.describe)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and all(type(part) is numpy.ndarray for part in made.parts().values()):
+        from tensorio import _dense
+
+        _dense.prove_inside(made)  # at once, as long as nobody asked for headers only: they are a header of sorts
     return made
 
 
@@ -224,6 +229,8 @@ def wrapper_subclass(args: Args, facts: Facts) -> SubclassTensor:
     _count(args, "a tensor subclass", 8)
     cls, dtype, size, stride, offset, layout, device, requires_grad = args
     module, name = _class(cls)
+    if type(cls) is TorchTag and cls in PLAIN:
+        raise HeaderError(f"pickle: a tensor of class {cls} that wraps others: expected a storage")
     if type(offset) is not int or type(layout) is not TorchTag or type(device) not in (Device, str):
         raise _wrong("a tensor subclass", "an offset, a layout and a device")
     return SubclassTensor(meta((dtype, size, stride, requires_grad), facts), module, name)

@@ -227,7 +227,7 @@ class NestedTensor(TensorKind):
     buffer : ndarray
         All elements, flat.
     sizes, strides : ndarray of int64
-        (tensors, dimensions), in elements.
+        (tensors, dimensions), in elements; those of a list of none are scalars.
     offsets : ndarray of int64, or tuple of int
         Where in the buffer each tensor starts, in elements.
     """
@@ -259,8 +259,9 @@ class NestedTensor(TensorKind):
 
     def check(self, describe: Describe = described) -> None:
         """See `TensorKind.check`."""
-        if len(describe(self.buffer)[1]) != 1:
-            raise HeaderError("nested tensor: expected a flat buffer")
+        _, room, steps = describe(self.buffer)
+        if len(room) != 1 or (room[0] > 1 and not steps[0]):
+            raise HeaderError("nested tensor: expected a flat buffer, each element with bytes of its own")
         count = len(self.offsets) if type(self.offsets) is tuple else _count(describe, self.offsets, "offsets")
         _, sizes, steps = describe(self.sizes)
         same("strides of a nested tensor", describe(self.strides)[1], sizes)
