@@ -838,6 +838,7 @@ def test_every_kind_is_selected_by_a_name(kind: str) -> None:
         ("torch.cuda.sparse", "FloatTensor", "tag"),
         ("torch", "quint4x2", "dtype"),
         ("torch", "uint7", "dtype"),
+        ("torch._utils", "_rebuild_sparse_csr_tensor", "rebuild_sparse"),
         ("torch", "QUInt2x4Storage", "storage"),
         ("torch._tensor", "_rebuild_from_type_v2", "rebuild_from_type"),
         ("torch.distributed.device_mesh", "DeviceMesh", "inert"),

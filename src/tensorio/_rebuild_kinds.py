@@ -2,7 +2,8 @@
 
 Called by the compiled pickle machine with arguments that come from the file,
 storages already turned into tensors. Each function checks type, count and
-shape of all that it keeps; no tensor's data is read.
+shape of all that it keeps; no tensor's data is read, but for the sizes of
+nested ones where arrays are made anyway.
 """
 
 from __future__ import annotations

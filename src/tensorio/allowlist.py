@@ -80,6 +80,7 @@ _REBUILDS = {
     ("torch._utils", "_rebuild_parameter_with_state"): ("rebuild_parameter_with_state", "sets two flags"),
     ("torch._utils", "_rebuild_qtensor"): ("rebuild_qtensor", "a view, and numbers beside it"),
     ("torch._utils", "_rebuild_sparse_tensor"): ("rebuild_sparse", "tensors side by side; indices checked when used"),
+    ("torch._utils", "_rebuild_sparse_csr_tensor"): ("rebuild_sparse", "the same of releases 1.9 to 1.13"),
     ("torch._utils", "_rebuild_nested_tensor"): ("rebuild_nested", "tensors side by side; offsets checked when used"),
     ("torch._utils", "_rebuild_meta_tensor_no_storage"): ("rebuild_meta", "a dtype and a shape, no data"),
     ("torch._utils", "_rebuild_wrapper_subclass"): ("rebuild_wrapper_subclass", "a class's name, a dtype, a shape"),

@@ -13,6 +13,7 @@ import types
 import warnings
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -465,6 +466,31 @@ OTHERWISE = {"csr", "csc", "bsr", "bsc", "batched", "bfloat16", "qint8_view"}
 def test_written_again_the_file_is_the_same(name: str) -> None:
     theirs = saved_by_torch({"w": example(name), "again": [example(name)]})
     assert_same_file(saved(tensorio.load(theirs)), theirs)
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "meta"])
+def test_opened_its_parts_have_names(name: str) -> None:
+    data = saved_by_torch({"a": [example(name)], "b": 1})
+    with tensorio.open(data) as checkpoint:
+        loaded = tensorio.load(data)["a"][0]
+        assert list(checkpoint) == [f"a.0.{part}" for part in loaded.parts()]
+        kind = checkpoint["a.0"]
+        assert type(kind) is type(loaded)
+        for part, want in loaded.parts().items():
+            info = checkpoint.infos[f"a.0.{part}"]
+            assert (info.dtype, info.shape) == (want.dtype.name, want.shape)
+            for got in (checkpoint[f"a.0.{part}"], kind.parts()[part], checkpoint.tree()["a"][0].parts()[part]):
+                assert got.tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_converted_torch_reads_the_same(name: str, tmp_path: Path) -> None:
+    tensor = example(name)
+    (tmp_path / "a.pt").write_bytes(saved_by_torch({"w": tensor, "again": [tensor]}))
+    tensorio.convert(tmp_path / "a.pt", tmp_path / "b.pt")
+    got = torch.load(tmp_path / "b.pt", weights_only=True)
+    assert got["w"] is got["again"][0]
+    assert_same_tensor(got["w"], tensor)
 
 
 def test_made_by_hand_torch_reads_it() -> None:
