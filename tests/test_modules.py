@@ -302,6 +302,15 @@ def test_modules_shared_a_thousandfold_are_refused() -> None:
         tensorio.state_dict(node)
 
 
+def test_modules_that_share_their_parts_take_no_time() -> None:
+    """Each level has all of the others inside it, and much that is to be skipped before them."""
+    held: dict[str, Any] = {f"junk{i}": None for i in range(100_000)}
+    for i in range(500):
+        held[f"m{i}"] = opaque("a.B", {"_parameters": {}, "_modules": held})
+    with pytest.raises((HeaderError, LimitError)):
+        tensorio.state_dict(held["m0"])
+
+
 def test_modules_too_deep_in_one_another_are_refused() -> None:
     node = module({"w": 1})
     for _ in range(20_000):
@@ -386,3 +395,11 @@ def test_module_children_leave_nothing_out() -> None:
     node.args, node.items = (7,), [("k", 8)]
     got = [(name, value) for _, name, value in modules.module_children(node)]
     assert got == [("w", 1), ("epoch", 3), ("args.0", 7), ("items", [("k", 8)])]
+
+
+def test_module_of_an_allowed_class_gives_its_state_dict() -> None:
+    """Its parameters are arrays; what is inside it may still be opaque."""
+    whole = Named()
+    got = tensorio.load(written({"model": whole}), unknown="opaque", allow=[Named])
+    assert type(got["model"]) is Named
+    equal(tensorio.state_dict(got), whole.state_dict())

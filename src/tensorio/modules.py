@@ -26,9 +26,10 @@ Path = tuple[object, ...]
 
 SCRIPT = "__torch__"  # what TorchScript puts before a class's name
 MAX_DEPTH = 10_000  # levels of modules in one another; real ones have less than 20
-# What naming the tensors of a module may cost, in bytes: a module may be shared many times within another.
-BUDGET = 128 << 20
-VISIT = 128
+# Steps that naming tensors may take, beyond some for each thing in a module: one may be in others many times.
+SHARED_STEPS = 100_000
+OWN_STEPS = 4
+PREFIX_STEP = 64  # characters that are put before a name and cost as much as another name
 
 # What can't be a tensor of a TorchScript module.
 _PLAIN = (str, bytes, int, float, complex, list, tuple, dict, set, frozenset, Opaque, type(None))
@@ -38,38 +39,51 @@ _PACKED = {"_packed_params": (0,), "_packed_weight": (0, 1, 0)}
 _REPEATED = ("_flat_weights",)
 
 
-class Parts(NamedTuple):
-    """What a pickled module holds: steps to it from the module, name, value.
+class Member(NamedTuple):
+    """Something that a pickled module holds.
 
     Attributes
     ----------
-    own : list
-        What ``state_dict()`` has of the module itself, in its order.
-    modules : list
-        The modules in it.
-    rest : list
-        Everything else.
+    steps : tuple
+        That lead from the module to it; empty if it is made of numbers.
+    name : str
+    value : object
+    group : {"own", "module", "skipped", "rest"}
+        Whether it is in the module's state dict, is a module inside it, would be
+        either but for its value, or is something else.
     """
 
-    own: list[tuple[Path, str, Any]]
-    modules: list[tuple[Path, str, Any]]
-    rest: list[tuple[Path, str, Any]]
+    steps: Path
+    name: str
+    value: Any
+    group: str
 
 
 def is_module(node: object) -> bool:
     """Tell whether part of a tree is a pickled module of torch or a TorchScript module."""
-    return type(node) is Opaque and _attributes(node)[0] is not None
+    return _attributes(node)[0] is not None
 
 
-def _attributes(node: Opaque) -> tuple[dict[Any, Any] | None, Path]:
+def _attributes(node: object) -> tuple[dict[Any, Any] | None, Path]:
     """Return the ``__dict__`` of a pickled module and the steps to it; None if it is no module."""
+    if type(node) is not Opaque:  # an object of an allowed class
+        held = _instance_dict(node)
+        return (held if _has_modules(held) else None), ()
     if _is_script(node):
         return (node.state if isinstance(node.state, dict) else None), ("state",)
     if _has_modules(node.state):
         return node.state, ("state",)  # type: ignore[return-value]
     if node.args and _has_modules(node.args[0]):  # torch.fx: reduce_graph_module(dict, imports)
         return node.args[0], ("args", 0)  # type: ignore[return-value]
-    return (_quantised_convolution(node.state) if _is_quantised(node) else None), ()
+    return (_convolution(node.state) if _is_quantised(node) else None), ("state",)
+
+
+def _instance_dict(node: object) -> dict[Any, Any] | None:
+    try:
+        held = object.__getattribute__(node, "__dict__")
+    except AttributeError:
+        return None
+    return held if type(held) is dict else None
 
 
 def _is_script(node: Opaque) -> bool:
@@ -82,65 +96,62 @@ def _has_modules(state: object) -> bool:
     return isinstance(state, dict) and all(isinstance(state.get(n), dict) for n in ("_parameters", "_modules"))
 
 
-def _parts(node: Opaque) -> Parts:
-    """Return what a pickled module holds; `is_module` must be true for it."""
+def _members(node: Any) -> Iterator[Member]:
+    """Yield all that a pickled module holds: what is in its state dict, then modules, then the rest.
+
+    Nothing is gone through ahead of what is yielded, so that whoever counts what is yielded
+    has counted the cost.
+    """
     state, steps = _attributes(node)
     assert state is not None
-    if not steps:
-        return _convolution_parts(node, state)
-    if _is_script(node):
-        parts = _script_parts(state)
+    if type(node) is not Opaque:
+        yield from _eager_members(node, state, steps)
+    elif _is_script(node):
+        yield from _script_members(state)
+    elif _has_modules(state):
+        yield from _eager_members(node, state, steps)
     else:
-        parts = _eager_parts(node, state, steps)
-    parts.rest.extend(_outside(node, steps))
-    return parts
+        yield from _convolution_members(state)
+    if type(node) is Opaque:
+        yield from _outside(node, steps)
 
 
-def _script_parts(state: dict[Any, Any]) -> Parts:
+def _script_members(state: dict[Any, Any]) -> Iterator[Member]:
     """The attributes of a TorchScript module: whether a tensor is a parameter is in its code only."""
-    parts = Parts([], [], [])
     for name, value in state.items():
-        kind = parts.modules if is_module(value) else parts.rest if isinstance(value, _PLAIN) else parts.own
-        kind.append((("state", name), str(name), value))
-    return parts
+        if not isinstance(value, _PLAIN):
+            yield Member(("state", name), str(name), value, "own")
+    for name, value in state.items():
+        if isinstance(value, _PLAIN):
+            yield Member(("state", name), str(name), value, "module" if is_module(value) else "skipped")
 
 
-def _eager_parts(node: Opaque, state: dict[Any, Any], steps: Path) -> Parts:
-    parts = Parts([], [], [])
+def _eager_members(node: Any, state: dict[Any, Any], steps: Path) -> Iterator[Member]:
     passing = state.get("_non_persistent_buffers_set")  # since torch 1.6
-    passing = passing if isinstance(passing, set | frozenset | list | tuple) else ()
+    passing = passing if isinstance(passing, set | frozenset) else ()
     for group in ("_parameters", "_buffers"):
         held = state.get(group)
         for name, value in held.items() if isinstance(held, dict) else ():
             kept = value is not None and not (group == "_buffers" and name in passing)
-            (parts.own if kept else parts.rest).append(((*steps, group, name), _name(name), _tensor(value)))
+            yield Member((*steps, group, name), str(name), _tensor(value), "own" if kept else "skipped")
+    packed = list(_quantised(node, state, steps))
+    yield from packed
     for name, value in state["_modules"].items():
-        if value is not None:
-            (parts.modules if is_module(value) else parts.rest).append(((*steps, "_modules", name), _name(name), value))
-    packed = list(_quantised(node, state))
-    parts.own.extend(packed)
+        yield Member((*steps, "_modules", name), str(name), value, "module" if is_module(value) else "skipped")
     taken = ["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", *_REPEATED]
-    taken += [str(path[1]) for path, _, _ in packed if path]
-    parts.rest.extend(((*steps, name), str(name), value) for name, value in state.items() if name not in taken)
-    return parts
+    taken += [str(member.steps[len(steps)]) for member in packed if member.steps]
+    for name, value in state.items():
+        yield Member((*steps, name), str(name), value, "rest" if name not in taken else "taken")
 
 
-def _outside(node: Opaque, steps: Path) -> list[tuple[Path, str, Any]]:
+def _outside(node: Opaque, steps: Path) -> Iterator[Member]:
     """What a module has besides its attributes; real ones have nothing."""
-    found: list[tuple[Path, str, Any]] = []
-    if node.args:
-        places = [((("args", i)), f"args.{i}", arg) for i, arg in enumerate(node.args)]
-        found += [place for place in places if place[0] != steps]
-    for name, part in (("kwargs", node.kwargs), ("state", node.state), ("items", node.items)):
-        if part and steps != (name,):
-            found.append(((name,), name, part))
-    return found
-
-
-def _name(name: object) -> str:
-    if type(name) is not str:
-        raise HeaderError(f"a pickled module: expected names of its parameters and modules, found {escaped(name)}")
-    return name
+    for i, part in enumerate(node.args or ()):
+        if steps != ("args", i):
+            yield Member(("args", i), f"args.{i}", part, "rest")
+    for name, more in (("kwargs", node.kwargs), ("state", node.state), ("items", node.items)):
+        if more and steps != (name,):
+            yield Member((name,), name, more, "rest")
 
 
 def _tensor(value: Any) -> Any:
@@ -152,37 +163,39 @@ def _tensor(value: Any) -> Any:
 # --------------------------------------------------------- quantised modules
 
 
-def _is_quantised(node: Opaque) -> bool:
-    return node.module.startswith("torch.") and ".quantized." in node.module
+def _is_quantised(node: object) -> bool:
+    return type(node) is Opaque and node.module.startswith("torch.") and ".quantized." in node.module
 
 
-def _quantised_convolution(state: object) -> dict[Any, Any] | None:
+def _convolution(state: object) -> dict[Any, Any] | None:
     """(ten settings, weight, bias, scale, zero point, training): what ``_ConvNd.__getstate__`` returns."""
     return dict(enumerate(state)) if type(state) is tuple and len(state) == 15 else None
 
 
-def _convolution_parts(node: Opaque, state: dict[Any, Any]) -> Parts:
-    own: list[tuple[Path, str, Any]] = [(("state", 10), "weight", state[10]), (("state", 11), "bias", state[11])]
-    own += [((), name, value) for name, value in _scale(state[12], state[13]).items()]
-    rest: list[tuple[Path, str, Any]] = [(("state", i), f"state.{i}", state[i]) for i in state if i not in (10, 11)]
-    return Parts(own, [], [*rest, *_outside(node, ("state",))])
+def _convolution_members(state: dict[Any, Any]) -> Iterator[Member]:
+    yield Member(("state", 10), "weight", state[10], "own")
+    yield Member(("state", 11), "bias", state[11], "own")
+    for name, value in _scale(state[12], state[13]).items():
+        yield Member((), name, value, "own")
+    for i in (*range(10), 12, 13, 14):
+        yield Member(("state", i), f"state.{i}", state[i], "rest")
 
 
-def _quantised(node: Opaque, state: dict[Any, Any]) -> Iterator[tuple[Path, str, Any]]:
+def _quantised(node: object, state: dict[Any, Any], steps: Path) -> Iterator[Member]:
     """What quantised layers add to their state dict from plain attributes."""
     if not _is_quantised(node):
         return
     if "_packed_params" in state["_modules"] and "scale" in state:
         for name, value in _scale(state["scale"], state.get("zero_point")).items():
-            yield (), name, value
-    for name, steps in _PACKED.items():
+            yield Member((), name, value, "own")
+    for name, inner in _PACKED.items():
         held = state.get(name)
         if type(held) is Opaque and held.name == "ScriptObject":
             held = held.state
-            for step in steps:
+            for step in inner:
                 held = held[step] if isinstance(held, tuple | list) and len(held) > step else None
-            yield (), "dtype", state.get("dtype")
-            yield ("state", name, "state", *steps), name, held
+            yield Member((), "dtype", state.get("dtype"), "own")
+            yield Member((*steps, name, "state", *inner), name, held, "own")
 
 
 def _scale(scale: Any, zero_point: Any) -> dict[str, Any]:
@@ -197,32 +210,25 @@ def _scale(scale: Any, zero_point: Any) -> dict[str, Any]:
 # ------------------------------------------------------------------ the trees
 
 
-def module_children(node: Opaque) -> Iterator[tuple[Path, str, Any]]:
+def module_children(node: Any) -> Iterator[tuple[Path, str, Any]]:
     """Yield everything that a pickled module holds, named so that tensors get the names of its state dict.
 
     Parameters
     ----------
-    node : Opaque
+    node : object
         `is_module` must be true for it.
 
     Yields
     ------
     steps : tuple
-        That lead from the module to the value.
+        That lead from the module to the value: attributes of an `Opaque`, keys,
+        and attributes of an object of an allowed class.
     name : str
         What it adds to a tensor's name: the names of parameters, buffers and
         modules first, then those of other attributes.
     value : object
-
-    Raises
-    ------
-    HeaderError
-        Names that are not strings.
     """
-    parts = _parts(node)
-    yield from (part for part in parts.own if part[0])
-    yield from parts.modules
-    yield from parts.rest
+    return ((m.steps, m.name, m.value) for m in _members(node) if m.steps and m.group != "taken")
 
 
 def _inside(node: object) -> Iterator[tuple[object, object]]:
@@ -233,23 +239,18 @@ def _inside(node: object) -> Iterator[tuple[object, object]]:
         return iter(enumerate(node))
     if type(node) is Opaque:
         return iter([("args", node.args), ("kwargs", node.kwargs), ("state", node.state), ("items", node.items)])
-    if isinstance(node, Enum | type):
-        return iter(())
-    try:
-        held = object.__getattribute__(node, "__dict__")
-    except AttributeError:
-        return iter(())
-    return iter(held.items() if type(held) is dict else ())
+    held = None if isinstance(node, Enum) else _instance_dict(node)
+    return iter((held or {}).items())
 
 
-def find(root: object) -> list[tuple[Path, Opaque]]:
+def find(root: object) -> list[tuple[Path, Any]]:
     """Return the pickled modules in a tree that are in no other one, with the keys that lead to each.
 
     Goes into each container once, so that the cost is that of the tree.
     """
     if is_module(root):
-        return [((), root)]  # type: ignore[list-item]
-    found: list[tuple[Path, Opaque]] = []
+        return [((), root)]
+    found: list[tuple[Path, Any]] = []
     seen = {id(root)}
     stack: list[tuple[Any, Any]] = [(_inside(root), None)]  # with its key, and that of what it is in, and so on
     while stack:
@@ -299,8 +300,8 @@ def state_dict(obj: Any) -> OrderedDict[str, Any]:
         Names that are not strings, or occur twice; a module that contains
         itself.
     LimitError
-        Modules are shared so often within each other that naming their tensors
-        takes over 128 MiB.
+        Modules are shared so often within each other that their tensors have
+        many times more names than there are tensors.
 
     Notes
     -----
@@ -322,30 +323,44 @@ def state_dict(obj: Any) -> OrderedDict[str, Any]:
     return _collected(found[0][1])
 
 
-def _collected(module: Opaque) -> OrderedDict[str, Any]:
+def _size(module: Any, seen: set[int]) -> int:
+    """How much a module holds that was not counted before."""
+    state = _attributes(module)[0] or {}
+    parts = [state, *(state.get(name) for name in ("_parameters", "_buffers", "_modules"))]
+    new = [part for part in parts if isinstance(part, dict) and id(part) not in seen]
+    seen.update(map(id, new))
+    return sum(map(len, new))
+
+
+def _collected(module: Any) -> OrderedDict[str, Any]:
     out: OrderedDict[str, Any] = OrderedDict()
-    stack: list[tuple[str, Any, Iterator[tuple[Path, str, Any]]]] = [("", module, iter([((), "", module)]))]
-    open_ids: set[int] = set()
-    budget = BUDGET
+    stack = [("", module, _members(module))]
+    open_ids = {id(module)}
+    seen: set[int] = set()
+    left = SHARED_STEPS + OWN_STEPS * _size(module, seen)
     while stack:
-        prefix, parent, modules = stack[-1]
-        step = next(modules, None)
-        if step is None:
+        prefix, node, members = stack[-1]
+        member = next(members, None)
+        if member is None or member.group in ("rest", "taken"):
             stack.pop()
-            open_ids.discard(id(parent))
+            open_ids.discard(id(node))
             continue
-        _, name, node = step
-        if id(node) in open_ids or len(stack) > MAX_DEPTH:
-            raise HeaderError(f"a pickled module that contains itself, or over {MAX_DEPTH} levels of them")
-        prefix = f"{prefix}{name}." if len(stack) > 1 else ""
-        parts = _parts(node)
-        budget -= VISIT + len(prefix) * (1 + len(parts.own))
-        if budget < 0:
+        left -= 1 + len(prefix) // PREFIX_STEP
+        if left < 0:
             raise LimitError("a pickled module is shared so often within itself that its tensors can't be named")
-        for _, own, value in parts.own:
-            if prefix + own in out:
-                raise HeaderError(f"a pickled module: the name {escaped(prefix + own)} occurs twice")
-            out[prefix + own] = value
-        stack.append((prefix, node, iter(parts.modules)))
-        open_ids.add(id(node))
+        if member.group == "skipped":
+            continue
+        name = prefix + member.name
+        if member.steps and type(member.steps[-1]) is not str and not _is_quantised(node):
+            raise HeaderError(f"a pickled module: expected a str as name, found {escaped(member.name)}")
+        if member.group == "module":
+            if id(member.value) in open_ids or len(stack) > MAX_DEPTH:
+                raise HeaderError(f"a pickled module that contains itself, or over {MAX_DEPTH} levels of them")
+            stack.append((f"{name}.", member.value, _members(member.value)))
+            open_ids.add(id(member.value))
+            left += OWN_STEPS * _size(member.value, seen)
+        elif name in out:
+            raise HeaderError(f"a pickled module: the name {escaped(name)} occurs twice")
+        else:
+            out[name] = member.value
     return out
