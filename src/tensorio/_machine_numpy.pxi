@@ -32,7 +32,7 @@ cdef class _Arrays(_Tensors):
     def __cinit__(self, pickle, Py_ssize_t start, records, list leases, decode, set wanted, Py_ssize_t first_row,
                   Py_ssize_t first_dim, rules, int64_t own_storage, made_storage, nested_storage, *args):
         self.encoding = rules.encoding
-        self.budget = (rules.spare + BUDGET_PER_BYTE * <int64_t> self.n) // 3 * 2
+        self.budget = rules.spare // 3 * 2
         self.own_storage = own_storage
         self.made_storage = made_storage
         self.nested_storage = nested_storage

@@ -9,6 +9,7 @@ cdef enum:
     COST_OBJECT = 64
     # Promise P3 of docs/security.md: a pickle costs at most 32 times its bytes in memory, besides what is spare.
     BUDGET_PER_BYTE = 32
+    MEMO_AHEAD = 4096  # slots that may be filled before as many bytes were read
 
 
 cdef class _Stack:
@@ -35,9 +36,7 @@ cdef class _Stack:
     cdef Py_ssize_t memo_room
     cdef Py_ssize_t memo_next
     cdef Py_ssize_t frame_end  # of the open FRAME; 0 if none
-    # Bytes that may still be made. A third of what is promised is left for what is not counted: the stack, the memo,
-    # fragmentation.
-    cdef int64_t budget
+    cdef int64_t budget  # bytes that may still be made, besides what the bytes read allow
     cdef Py_ssize_t placeholders  # mentions of storages, less those that tensors were made of
 
     def __cinit__(self, pickle, Py_ssize_t start, *args, **kwargs):
@@ -158,13 +157,21 @@ cdef class _Stack:
 
     @cython.final
     cdef inline int charge(self, int64_t nbytes) except -1:
-        """Count what an opcode makes."""
+        """Count what an opcode makes.
+
+        What the bytes read so far allow, since nobody knows how many of those that follow are the pickle's. A third
+        of what is promised is left for what this does not count: the stack, the memo, fragmentation.
+        """
         self.budget -= nbytes
-        if self.budget < 0:
+        if self.budget + self.allowance() < 0:
             raise LimitError(
                 f"pickle of {self.n} bytes that would take over {BUDGET_PER_BYTE} times its size in memory",
                 offset=self.at)
         return 0
+
+    @cython.final
+    cdef inline int64_t allowance(self):
+        return BUDGET_PER_BYTE * <int64_t> self.pos // 3 * 2
 
     # ------------------------------------------------------------ the memo
 
@@ -172,8 +179,8 @@ cdef class _Stack:
     cdef int memo_grow(self, Py_ssize_t index) except -1:
         cdef Py_ssize_t room
         cdef void *p
-        # A pickle of n bytes can't fill more than n slots: larger numbers only ask for memory.
-        if index < 0 or index > self.n:
+        # A pickle of n bytes can't fill more than n slots, and fills them in order: larger numbers only ask for memory.
+        if index < 0 or index > self.n or index > self.pos + MEMO_AHEAD:
             raise LimitError(f"pickle memo slot {index} in a pickle of {self.n} bytes", offset=self.at)
         room = index + index // 2 + 256
         p = PyMem_Realloc(self.memo, room * sizeof(PyObject *))

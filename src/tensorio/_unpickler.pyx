@@ -752,7 +752,7 @@ cdef class _Machine(_Arrays):
         """A pickle in the middle of this one, by the same rules and on the same budget; all in it are values."""
         cdef _Machine inner = _Machine(<object> self.raw.obj, self.start + self.pos, _Records.none(), None, None, None, 0,
                                        0, self.rules, -1, None, None, None, False, self.named is not None)
-        inner.budget, inner.tuple_keys = self.budget, self.tuple_keys
+        inner.budget, inner.tuple_keys = self.budget + self.allowance(), self.tuple_keys
         try:
             made = inner.run()
         except (FormatError, UnsupportedError) as error:
@@ -763,7 +763,7 @@ cdef class _Machine(_Arrays):
             self.refused.extend(inner.refused)
             if self.named is not None:
                 self.named.extend([named._replace(offset=named.offset + self.pos) for named in inner.named])
-        self.budget, self.tuple_keys = inner.budget, inner.tuple_keys
+        self.budget, self.tuple_keys = inner.budget - self.allowance(), inner.tuple_keys
         self.pos += inner.pos
         return made
 
