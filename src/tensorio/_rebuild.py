@@ -171,7 +171,7 @@ def np_layout(shape: Any, dtype: Any, fortran: Any, nbytes: int) -> tuple[int, A
 
 
 def np_made(array: Any) -> tuple[tuple[int, Any, tuple[int, ...]] | None, Any]:
-    """Return what `np_layout` does of an array in memory, and its bytes in native order as flat uint8 (a view or copy)."""
+    """Return what `np_layout` does of an array in memory, and its bytes in native order, flat (a view or a copy)."""
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     layout = np_layout(native.shape, native.dtype, not native.flags.c_contiguous, native.nbytes)
     return layout, native.reshape(-1, order="A").view(np.uint8) if layout is not None else None

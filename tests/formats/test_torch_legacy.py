@@ -510,3 +510,39 @@ def test_open_touches_no_storage(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, timeout=60,
                           env={"PYTHONPATH": ":".join(p for p in sys.path if p)})  # fmt: skip
     assert done.stdout == f"{4 * numel} 0.0 True\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("bomb", "words"),
+    [
+        (b"N" + b"r\xff\xff\xff\x7f", "memo slot 2147483647"),
+        (b"](" + hexfile.name("collections", "OrderedDict") + b"q\0" + b"h\0)R" * 700_000 + b"e", "32 times"),
+    ],
+    ids=["memo", "dicts"],
+)
+def test_object_costs_no_more_than_its_own_bytes_allow(bomb: bytes, words: str, tmp_path: Path, in_child: Any) -> None:
+    """In a file of 8 GiB, most of it a hole: nobody knows where the pickle ends."""
+    path = tmp_path / "big.pt"
+    head = MAGIC + VERSION + INFO + hexfile.proto() + bomb
+    with open(path, "wb") as f:
+        f.write(head)
+        f.truncate(8 << 30)
+    error = in_child(refusal, path, wall=20, memory=(64 << 20) + 32 * len(bomb) + (9 << 30))
+    assert error[0] == "LimitError"
+    assert words in error[1]
+    assert error[2] < (96 << 20) + 32 * len(bomb)
+
+
+def refusal(path: Path) -> tuple[str, str, int]:
+    """Class and text of the error, and by how much memory grew."""
+    before = high_water()
+    try:
+        tensorio.load(path)
+    except tensorio.TensorIOError as error:
+        return type(error).__name__, str(error), high_water() - before
+    return "nothing", "", 0
+
+
+def high_water() -> int:
+    with open("/proc/self/status") as f:
+        return next(int(line.split()[1]) * 1024 for line in f if line.startswith("VmHWM"))

@@ -72,7 +72,7 @@ class _Storages:
         return len(self.all) - 1
 
     def nested(self, place: int | bytes, nbytes: int) -> tuple[str, int, int, int]:
-        """(dtype, storage, offset, nbytes) of a storage that was saved as a file of its own, in the pickle or in bytes."""
+        """(dtype, storage, offset, nbytes) of a storage that was saved as a file of its own."""
         if BIG_ENDIAN_HOST:
             raise UnsupportedError("a torch tensor in a plain pickle, on a big-endian machine")
         if isinstance(place, int):
