@@ -1,0 +1,463 @@
+"""The walk over what is left of a torch zip: which payload is whose, when the storages' names and sizes are known.
+
+A name is not covered by any checksum. It is believed if two places agree on it:
+the local header, the central directory, and the order in which torch writes
+storages.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from tensorio._core import ZIP_ALIGN, ZIP_ALIGN_MAX
+from tensorio.formats._salvage import Damaged
+from tensorio.formats._salvage_parts import (
+    CENTRAL,
+    LOCAL,
+    MASKED,
+    Directory,
+    Entry,
+    Header,
+    Piece,
+    State,
+    descriptor_size,
+)
+
+if TYPE_CHECKING:
+    Progress = Callable[[int], object]
+
+__all__ = ["PICKLE", "Walk", "find_pickle", "whole_storages"]
+
+PICKLE = "data.pkl"
+FOLDER = "data/"
+ALIGNMENT, BYTEORDER = ".storage_alignment", "byteorder"
+SIDE = (".format_version", ALIGNMENT, BYTEORDER, "version", ".data/serialization_id")
+SIDE_MAX = 4096  # bytes between the payload of a side record and its end
+TEXT_MAX = 64  # bytes of side records that are kept
+LOCAL_SIZE, NARROW = 30, 16  # bytes of a local header and of a descriptor
+# From how many records with unexpected names on the archive has no order of torch's, if they are the most.
+UNORDERED = 3
+# How many records in order outweigh one with an unexpected name.
+OUTWEIGH = 8
+
+
+class Order:
+    """The orders in which torch has written storages: as the pickle mentions them (since 2.7), and by name.
+
+    Parameters
+    ----------
+    sizes : dict of str to int
+        Bytes of each storage, as the pickle mentions them.
+    beside : int
+        Bytes that the shortest record takes beside its payload and its key.
+    """
+
+    def __init__(self, sizes: dict[str, int], beside: int) -> None:
+        keys = list(sizes)
+        by_name = sorted(keys)
+        self._keys = [keys] if by_name == keys else [keys, by_name]
+        self._places = [dict(zip(keys, range(len(keys)), strict=True)) for keys in self._keys]
+        self._before = [_sums([sizes[key] + len(key) + beside for key in keys]) for keys in self._keys]
+        self._last = [-1] * len(self._keys)
+        self.confirmed = 0
+
+    @property
+    def started(self) -> bool:
+        """Whether any storage was met."""
+        return max(self._last) >= 0
+
+    def expected(self) -> list[str]:
+        """Return the keys that may come next."""
+        return list(dict.fromkeys(keys[last + 1] for keys, last in zip(self._keys, self._last, strict=True)
+                                  if last + 1 < len(keys)))  # fmt: skip
+
+    def fits(self, key: str, room: int | None) -> bool:
+        """Tell whether `key` may come now: next; or, behind a gap of `room` bytes, those left out being in the gap."""
+        return any(self._fits(i, key, room) for i in range(len(self._keys)))
+
+    def _fits(self, i: int, key: str, room: int | None) -> bool:
+        place, due = self._places[i][key], self._last[i] + 1
+        if room is None:
+            return place == due
+        return place >= due and self._before[i][place] - self._before[i][due] <= room
+
+    def take(self, key: str, room: int | None) -> None:
+        """Go on behind `key`; one that does not fit counts as the one that was due."""
+        good = [i for i in range(len(self._keys)) if self._fits(i, key, room)]
+        if not good:
+            self._last = [min(last + 1, len(keys) - 1) for last, keys in zip(self._last, self._keys, strict=True)]
+            return
+        self.confirmed += 1
+        self._keys = [self._keys[i] for i in good]
+        self._places = [self._places[i] for i in good]
+        self._before = [self._before[i] for i in good]
+        self._last = [places[key] for places in self._places]
+
+
+def _rank(reading: Reading, piece: Piece) -> tuple[bool, bool, bool, bool]:
+    """The better of two readings of one place ranks higher."""
+    return piece.state is State.PROVEN, reading.confirmed, piece.whole, piece.end is not None
+
+
+def _sums(values: list[int]) -> list[int]:
+    out = [0]
+    for value in values:
+        out.append(out[-1] + value)
+    return out
+
+
+class Source(Enum):
+    """Who says which record begins at a place."""
+
+    HEADER = 1
+    DIRECTORY = 2
+    ORDER = 3
+
+
+class Reading(NamedTuple):
+    """One way to read what is at a place: as the record of `key`; `confirmed` if two sources say so."""
+
+    source: Source
+    key: str
+    start: int
+    deflated: bool
+    later: bool
+    crcs: tuple[int, ...]
+    confirmed: bool
+    size: int | None = None  # if the source says
+
+
+class Doubt(NamedTuple):
+    """A payload that is proven, under a name that nothing else confirms, where one of `due` was expected."""
+
+    key: str
+    due: list[str]
+    piece: Piece
+
+
+class Walk:
+    """One walk, or several, over a file.
+
+    Parameters
+    ----------
+    archive : Damaged
+    prefix : str
+        The folder of all records.
+    sizes : dict of str to int
+        Bytes of each storage, as the pickle mentions them.
+    pickle : Piece
+        Its record.
+    directory : Directory or None
+
+    Attributes
+    ----------
+    pieces : dict of str to Piece
+        By key.
+    texts : dict of str to bytes
+        Contents of the side records.
+    central : int or None
+        Where the central directory was met.
+    """
+
+    def __init__(
+        self, archive: Damaged, prefix: str, sizes: dict[str, int], pickle: Piece, directory: Directory | None
+    ) -> None:
+        self.archive = archive
+        self.prefix = prefix
+        self.folder = f"{prefix}/{FOLDER}"
+        self.sizes = sizes
+        self.directory = directory
+        self.pieces: dict[str, Piece] = {}
+        self.texts: dict[str, bytes] = {}
+        self.central: int | None = None
+        self._pickle = pickle
+        self._proven = 0
+        self._restart()
+
+    def _restart(self) -> None:
+        self._order = Order(self.sizes, LOCAL_SIZE + len(self.folder.encode()))
+        self._doubts: list[Doubt] = []
+        self._misfits = 0
+
+    @property
+    def proven(self) -> bool:
+        """Whether nothing is left to look for."""
+        return self._proven == len(self.sizes)
+
+    @property
+    def _unordered(self) -> bool:
+        """Whether the records that don't come as torch orders them are the most."""
+        odd = len(self._doubts) + self._misfits
+        return odd >= UNORDERED and odd > self._order.confirmed
+
+    @property
+    def align(self) -> int | None:
+        """What payloads start at multiples of; None if they don't."""
+        text = self.texts.get(ALIGNMENT, b"")
+        align = int(text) if text.isdigit() else ZIP_ALIGN
+        return align if 1 <= align <= ZIP_ALIGN_MAX and self._pickle.start % align == 0 else None
+
+    # ---------------------------------------------------------------- the walk
+
+    def run(self, progress: Progress | None = None) -> None:
+        """Go through the file once; each byte of a payload is read once, or a few times where records are damaged."""
+        self._restart()
+        at: int | None = 0
+        while at is not None and at < self.archive.nbytes:
+            if self.archive.has(CENTRAL, at):
+                self.central = at
+                if self.proven:
+                    break
+            after = self._step(at, None)
+            at = self._search(at) if after is None else after
+            if progress is not None and at is not None:
+                progress(at)
+        self._settle_doubts()
+
+    def _search(self, lost: int) -> int | None:
+        """The thread is lost: go to the next header that fits, and return where the record behind it begins."""
+        signatures = self.archive.signatures(LOCAL, lost + 1)
+        known = self.directory.beyond(lost) if self.directory is not None else iter(())
+        done = lost
+        for at in heapq.merge(signatures, known):
+            if at > done:
+                done = at
+                after = self._step(at, lost)
+                if after is not None:
+                    return after
+        return None
+
+    def _step(self, at: int, lost: int | None) -> int | None:
+        """Take the record at `at`; where the next one begins, or None if there is none here that can be relied on.
+
+        Parameters
+        ----------
+        lost : int or None
+            Where the thread was lost, if it was.
+        """
+        header = self.archive.header(at)
+        entry = None if self.directory is None else self.directory.entries.get(at)
+        room = None if lost is None else at - lost
+        best: tuple[Reading, Piece] | None = None
+        for reading in self._readings(at, header, entry, room):
+            if reading.source is Source.ORDER and best is not None and best[1].state is State.PROVEN:
+                break  # under another name
+            piece = self._judged(reading)
+            if self._accepts(reading, piece, lost is not None) and (
+                best is None or _rank(reading, piece) > _rank(*best)
+            ):
+                best = reading, piece
+                if reading.confirmed and piece.state is State.PROVEN:
+                    break
+        if best is not None:
+            return self._take(*best, room)
+        if header is None or self._key(header.name) is not None:
+            return None
+        return self._pass(header, lost is not None)
+
+    def _readings(self, at: int, header: Header | None, entry: Entry | None, room: int | None) -> Iterator[Reading]:
+        """Yield the ways to read what is at `at`, the likeliest first."""
+        named = None if header is None else self._key(header.name)
+        listed = None if entry is None else self._key(entry.name)
+        aligned = header is not None and (room is None or self.align is None or header.start % self.align == 0)
+        if named is not None and header is not None and (aligned or named == listed):
+            crcs = () if header.later else (header.crc,)
+            if named == listed and entry is not None:
+                crcs = (*crcs, entry.crc)
+            yield Reading(Source.HEADER, named, header.start, header.deflated, header.later, crcs,
+                          named == listed or self._order.fits(named, room),
+                          None if header.later else header.size)  # fmt: skip
+        if listed is not None and entry is not None:
+            assert self.directory is not None
+            start = self.directory.start(entry) if header is None else header.start
+            confirmed = self._order.fits(listed, room) or (named is None and self._unordered)
+            yield Reading(
+                Source.DIRECTORY, listed, start, entry.deflated, entry.later, (entry.crc,), confirmed, entry.size
+            )
+        if room is None and self.align is not None and not (header is not None and self._is_side(header.name)):
+            for key in self._order.expected():
+                start = self._placed(at, key, self.align)
+                yield Reading(Source.ORDER, key, start, False, self.sizes[key] > 0, (), True)
+
+    def _key(self, name: str) -> str | None:
+        """The storage whose record has this name."""
+        key = name[len(self.folder) :]
+        return key if key in self.sizes and name.startswith(self.folder) else None
+
+    def _is_side(self, name: str) -> bool:
+        return name.startswith(self.prefix) and name[len(self.prefix) + 1 :] in (*SIDE, PICKLE)
+
+    def _placed(self, at: int, key: str, align: int) -> int:
+        """Where torch puts the payload of a record whose header is at `at`."""
+        start = at + LOCAL_SIZE + len(self.folder.encode()) + len(key.encode())
+        if self.sizes[key] >= MASKED or at >= MASKED:
+            start += 4 + (16 if self.sizes[key] >= MASKED else 0) + (8 if at >= MASKED else 0)
+        return -(-(start + 4) // align) * align
+
+    # --------------------------------------------------------------- judgement
+
+    def _judged(self, reading: Reading) -> Piece:
+        size = self.sizes[reading.key]
+        piece = Piece(self.folder + reading.key, reading.start, size, size, reading.deflated, State.DAMAGED)
+        if reading.size not in (None, size):
+            return piece._replace(why=f"its header says {reading.size} bytes, and the pickle {size}")
+        return self.archive.judge(piece, reading.later, reading.crcs)
+
+    def _accepts(self, reading: Reading, piece: Piece, searching: bool) -> bool:
+        """Whether a reading can be relied on, whatever the state of the payload is."""
+        by_itself = piece.state is State.PROVEN and piece.size > 0
+        if not reading.confirmed:
+            return by_itself and (not searching or self._unordered)
+        if piece.state is State.CUT:
+            return reading.source is Source.HEADER and not searching
+        if reading.source is Source.HEADER and not searching:
+            return True
+        return piece.end is not None or by_itself
+
+    def _take(self, reading: Reading, piece: Piece, room: int | None) -> int:
+        """Note a payload; return where the next record should begin."""
+        key = reading.key
+        if reading.confirmed:
+            self._note(key, piece)
+        elif piece.state is State.PROVEN:
+            self._doubts.append(Doubt(key, self._order.expected() if room is None else [], piece))
+        self._misfits += reading.confirmed and not self._order.fits(key, room)
+        self._order.take(key, room)
+        if piece.end is not None:
+            return piece.end
+        behind = descriptor_size(piece.start, piece.compressed) if reading.later else 0
+        return piece.start + piece.compressed + behind
+
+    def _note(self, key: str, piece: Piece) -> None:
+        old = self.pieces.get(key)
+        if old is not None and State.PROVEN in (old.state, piece.state) and old.state is not piece.state:
+            piece = old if old.state is State.PROVEN else piece
+        elif old is not None and piece.state is State.PROVEN and (old.crc, old.size) != (piece.crc, piece.size):
+            piece = old._replace(state=State.DAMAGED, why="two records of different contents have its name")
+        elif old is not None:
+            piece = old
+        self.pieces[key] = piece
+        self._proven += (piece.state is State.PROVEN) - (old is not None and old.state is State.PROVEN)
+
+    def _settle_doubts(self) -> None:
+        """Decide about payloads that are proven under an unexpected name: it may be damaged, or there is no order."""
+        unordered = self._unordered
+        ordered = self._order.confirmed >= OUTWEIGH * len(self._doubts)
+        for key, due, piece in self._doubts:
+            missing = [other for other in due if other not in self.pieces and self.sizes[other] == piece.size]
+            if ordered and len(missing) == 1:
+                self._note(missing[0], piece._replace(record=self.folder + missing[0]))
+            elif key not in self.pieces:
+                why = "nothing confirms the name in its header"
+                self._note(key, piece._replace(state=State.UNPROVEN if unordered else State.DAMAGED, why=why))
+
+    # ----------------------------------------------------------- other records
+
+    def _pass(self, header: Header, searching: bool) -> int | None:
+        """Go past a record that is no storage; None if nothing tells where it ends."""
+        prefix, _, name = header.name.partition("/")
+        if name == PICKLE and prefix == self.prefix and not searching:
+            return self._pickle.end or self._pickle.start + self._pickle.compressed + NARROW
+        side = prefix == self.prefix and name in SIDE
+        if searching and (not side or self._order.started):
+            return None  # it may be one of an archive inside a payload
+        piece = self.archive.whole(header, end=header.start + SIDE_MAX if side else None)
+        if piece is None or piece.state is State.CUT:
+            return None
+        if side and piece.size <= TEXT_MAX and not piece.deflated and piece.whole:
+            self.texts[name] = bytes(self.archive.view[piece.start : piece.start + piece.size])
+        return piece.end
+
+
+def find_pickle(archive: Damaged, directory: Directory | None) -> tuple[str, Piece] | None:
+    """Find the object's pickle.
+
+    Returns
+    -------
+    (prefix, piece) or None
+        The folder of all records, and the pickle's own.
+    """
+    listed = None
+    if directory is not None:
+        for entry in sorted(directory.entries.values()):
+            prefix, _, name = entry.name.partition("/")
+            if name == PICKLE and listed is None:
+                listed = prefix, archive.listed(directory, entry)
+    if listed is not None and listed[1].whole:
+        return listed
+    return _walked_pickle(archive) or listed
+
+
+def _walked_pickle(archive: Damaged) -> tuple[str, Piece] | None:
+    at = 0
+    while (header := archive.header(at)) is not None:
+        prefix, _, name = header.name.partition("/")
+        piece = archive.whole(header)
+        if name == PICKLE:
+            return prefix, piece or _unended(archive, header)
+        if piece is None or piece.end is None or piece.state is State.CUT:
+            break
+        at = piece.end
+    return _searched_pickle(archive, at)
+
+
+def _searched_pickle(archive: Damaged, lost: int) -> tuple[str, Piece] | None:
+    """The thread was lost in front of the pickle: find its header, or its end in front of the next record's header."""
+    for at in archive.signatures(LOCAL, lost + 1):
+        header = archive.header(at)
+        if header is None:
+            continue
+        prefix, _, name = header.name.partition("/")
+        if name == PICKLE:
+            return prefix, archive.whole(header) or _unended(archive, header)
+        told = archive.before(at, lost + LOCAL_SIZE)
+        if told is not None and bytes(archive.view[told[0] : told[0] + 1]) == b"\x80":
+            piece = Piece(f"{prefix}/{PICKLE}", told[0], told[1], told[1], False, State.DAMAGED)
+            return prefix, archive.judge(piece, True, ())
+        if name.startswith(FOLDER):
+            return None  # behind the first storage, there are only pickles of archives inside payloads
+    return None
+
+
+def _unended(archive: Damaged, header: Header) -> Piece:
+    """A pickle whose end nothing tells: all up to the next header, less a descriptor; or up to the end of the file."""
+    end = next((at - NARROW for at in archive.signatures(LOCAL, header.start) if archive.header(at)), None)
+    if end is None or end < header.start:
+        size = archive.nbytes - header.start
+        why = "cut off by the end of the file"
+        return Piece(header.name, header.start, size, size, header.deflated, State.CUT, why)
+    size = end - header.start
+    return Piece(header.name, header.start, size, size, header.deflated, State.DAMAGED, "its checksum is damaged")
+
+
+def whole_storages(archive: Damaged, directory: Directory | None, progress: Progress | None = None) -> dict[str, Piece]:
+    """Find storages when nothing is known of them: every whole record in a folder ``data`` whose checksum is right.
+
+    Returns
+    -------
+    dict of str to Piece
+        By their name in the archive's folder. Of two records of one name, the first.
+    """
+    found: dict[str, Piece] = {}
+    at: int | None = 0
+    while at is not None and at < archive.nbytes:
+        header = archive.header(at)
+        entry = None if directory is None else directory.entries.get(at)
+        piece = None
+        if header is not None:
+            piece = archive.whole(header, entry if entry is not None and entry.name == header.name else None)
+        elif entry is not None and directory is not None:
+            piece = archive.listed(directory, entry)
+        name = "" if piece is None else piece.record.partition("/")[2]
+        if piece is not None and name.startswith(FOLDER) and piece.whole:
+            found.setdefault(name, piece)
+        if piece is not None and piece.end is not None and piece.state is not State.CUT:
+            at = piece.end
+        else:
+            at = next(archive.signatures(LOCAL, at + 4), None)
+        if progress is not None and at is not None:
+            progress(at)
+    return found
