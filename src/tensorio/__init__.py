@@ -8,10 +8,11 @@
 Importing this package imports neither NumPy nor any framework.
 """
 
-from tensorio._api import convert, identify, load, open, save, verify
+from tensorio._api import convert, identify, load, open, recover, save, verify
 from tensorio._version import __version__
 from tensorio.allowing import allow
 from tensorio.checkpoint._checkpoint import Checkpoint
+from tensorio.checkpoint._recover import Loss, Recovery
 from tensorio.checkpoint._verify import Report
 from tensorio.errors import (
     ChecksumError,
@@ -39,7 +40,9 @@ __all__ = [
     "FormatError",
     "HeaderError",
     "LimitError",
+    "Loss",
     "Opaque",
+    "Recovery",
     "Report",
     "Size",
     "TensorIOError",
@@ -57,6 +60,7 @@ __all__ = [
     "identify",
     "load",
     "open",
+    "recover",
     "save",
     "state_dict",
     "verify",

@@ -7,6 +7,7 @@ from typing import Any
 
 from tensorio import allowing, formats
 from tensorio.checkpoint._checkpoint import Checkpoint, load_file, open_checkpoint
+from tensorio.checkpoint._recover import Recovery, recover_file
 from tensorio.checkpoint._verify import Report
 from tensorio.errors import UnsupportedError, error_context
 from tensorio.formats._base import OpenOptions, SaveOptions
@@ -14,7 +15,7 @@ from tensorio.opening import open_storage
 from tensorio.output import write_plan
 from tensorio.tree import prune
 
-__all__ = ["convert", "identify", "load", "open", "save", "verify"]
+__all__ = ["convert", "identify", "load", "open", "recover", "save", "verify"]
 
 Progress = Callable[[int, int], object]
 
@@ -261,6 +262,64 @@ def convert(
         plan, dropped = convert_checkpoint(checkpoint, target, formats.target_name(dst), rename)
         write_plan(plan, dst, durable=durable, progress=progress)
     return dropped
+
+
+def recover(
+    src: Any,
+    dst: Any,
+    *,
+    format: str | None = None,
+    raw: bool = False,
+    keep_damaged: bool = False,
+    unknown: str = "error",
+    allow: Iterable[type] = (),
+    encoding: str | None = None,
+    durable: bool = True,
+    progress: Progress | None = None,
+) -> Recovery:
+    """Save what is left of a damaged file: a torch zip that was cut off or has holes, a safetensors file cut short.
+
+    A tensor is saved if all of its bytes are there and, where a checksum covers
+    them, right. Lost ones are left out of their dicts, and are None in lists
+    and tuples; everything else is as it was.
+
+    Parameters
+    ----------
+    src, unknown, allow, encoding
+        See `open`. Never written to.
+    dst, format, durable
+        See `convert`; may not be `src`.
+    raw : bool
+        If the description of the tensors is lost, save their bytes: flat uint8
+        tensors called ``data/0``, ``data/1``, ..., as the file's records are.
+    keep_damaged : bool
+        Save tensors whose bytes are all there, but wrong by their checksum.
+    progress : callable, optional
+        Called as ``progress(done, total)`` in bytes, of what is looked at and
+        then of what is written.
+
+    Returns
+    -------
+    Recovery
+        What was saved and what was lost, by name and reason.
+
+    Raises
+    ------
+    FormatError
+        Nothing can be saved; `dst` is not written.
+    ValueError
+        `dst` is `src`.
+    See `open` and `save`.
+
+    Notes
+    -----
+    Reads all of the file. Time is linear in its size whatever is in it; memory
+    is that of `convert`.
+    """
+    options = OpenOptions(**_options(False, unknown, allow, False, encoding))
+    return recover_file(
+        src, dst, format=format, raw=raw, keep_damaged=keep_damaged, options=options, durable=durable, progress=progress
+    )
 
 
 def verify(path: Any, *, progress: Progress | None = None) -> Report:

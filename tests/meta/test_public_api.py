@@ -18,7 +18,9 @@ NAMES = [
     "FormatError",
     "HeaderError",
     "LimitError",
+    "Loss",
     "Opaque",
+    "Recovery",
     "Report",
     "Size",
     "TensorIOError",
@@ -36,6 +38,7 @@ NAMES = [
     "identify",
     "load",
     "open",
+    "recover",
     "save",
     "state_dict",
     "verify",
@@ -50,6 +53,8 @@ SIGNATURES = {
             "progress=None",
     "convert": "src, dst, *, format=None, dtype=None, rename=None, max_shard_size=None, unknown='error', allow=(), "
                "strict=False, durable=True, progress=None",
+    "recover": "src, dst, *, format=None, raw=False, keep_damaged=False, unknown='error', allow=(), encoding=None, "
+               "durable=True, progress=None",
     "verify": "path, *, progress=None",
     "identify": "path",
 }  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from tensorio._version import __version__
-from tensorio.cli import convert, demo, inspect, verify
+from tensorio.cli import convert, demo, inspect, recover, verify
 from tensorio.cli._text import complain
 from tensorio.errors import TensorIOError
 
@@ -79,7 +79,7 @@ def cli() -> None:
     """  # noqa: D301  (click wants the backspace itself)
 
 
-for module in (inspect, verify, convert, demo):
+for module in (inspect, verify, convert, recover, demo):
     cli.add_command(module.command)
 
 

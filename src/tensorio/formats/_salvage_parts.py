@@ -58,7 +58,8 @@ class State(Enum):
     PROVEN = "proven"  # its CRC-32 is right
     UNPROVEN = "not proven"  # all there, but no checksum was ever computed, or the file ends before it
     DAMAGED = "damaged"
-    CUT = "cut off"
+    CUT = "cut off"  # by the end of the file
+    MISSING = "missing"
 
 
 class Piece(NamedTuple):
@@ -69,7 +70,7 @@ class Piece(NamedTuple):
     record : str
         Full name.
     start : int
-        Of the payload, in bytes from the start of the file.
+        Of the payload, in bytes from the start of the file; -1 if it is missing.
     compressed, size : int
         Bytes of the payload in the file, and unpacked.
     deflated : bool
