@@ -21,8 +21,9 @@ from tensorio.errors import (
 from tensorio.formats._base import Opened, OpenOptions
 from tensorio.formats._decoded import Decoded
 from tensorio.formats._salvage import Damaged
+from tensorio.formats._salvage_find import find_pickle, whole_storages
 from tensorio.formats._salvage_parts import LOCAL, Directory, Piece, State
-from tensorio.formats._salvage_walk import Walk, find_pickle, whole_storages
+from tensorio.formats._salvage_walk import Walk
 from tensorio.storage import MemoryStorage, arena
 from tensorio.tensors import ROW, Table
 

@@ -195,7 +195,7 @@ class Damaged:
         if not piece.size and not piece.deflated:
             ending = ending_at(self.view, piece.start, 0, 0, later)
             return piece._replace(state=State.PROVEN, end=None if ending is None else ending.end, crc=0)
-        if piece.deflated:
+        if piece.deflated and piece.crc is None:
             unpacked = self.inflate(piece.start, piece.size)
             if unpacked is None or unpacked[1] != piece.size:
                 return piece._replace(state=State.DAMAGED, why="its compressed bytes are damaged or cut off")
@@ -216,6 +216,7 @@ class Damaged:
     def whole(self, header: Header, entry: Entry | None = None, end: int | None = None) -> Piece | None:
         """Find all of a payload whose size is not known yet, before `end`; None if nothing tells where it ends."""
         crcs = [] if entry is None else [entry.crc]
+        actual = None
         if not header.later:
             compressed, size = header.compressed, header.size
             crcs.append(header.crc)
@@ -225,13 +226,13 @@ class Damaged:
             unpacked = self.inflate(header.start, MAX_UNPACKED)
             if unpacked is None:
                 return None
-            compressed, size, _ = unpacked
+            compressed, size, actual = unpacked
         else:
             found = self.size_of(header.start, end)
             if found is None:
                 return None
             compressed = size = found
-        piece = Piece(header.name, header.start, compressed, size, header.deflated, State.DAMAGED)
+        piece = Piece(header.name, header.start, compressed, size, header.deflated, State.DAMAGED, crc=actual)
         return self.judge(piece, header.later, crcs)
 
     def listed(self, directory: Directory, entry: Entry) -> Piece:
@@ -245,7 +246,9 @@ class Damaged:
 def _compared(piece: Piece, told: set[int], cut: bool) -> Piece:
     """Hold the computed CRC-32 against those that the file gives; 0 stands for one that was never computed."""
     if piece.crc in told - {0}:
-        return piece._replace(state=State.PROVEN)
+        if len(told - {0}) == 1:
+            return piece._replace(state=State.PROVEN)
+        return piece._replace(state=State.UNPROVEN, why="the checksums that the file has of it differ; one is right")
     if told - {0}:
         expected = " or ".join(f"{crc:08x}" for crc in sorted(told - {0}))
         return piece._replace(state=State.DAMAGED, why=f"CRC-32: expected {expected}, found {piece.crc:08x}")

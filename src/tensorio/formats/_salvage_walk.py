@@ -29,7 +29,7 @@ from tensorio.formats._salvage_parts import (
 if TYPE_CHECKING:
     Progress = Callable[[int], object]
 
-__all__ = ["PICKLE", "Walk", "find_pickle", "whole_storages"]
+__all__ = ["Walk"]
 
 PICKLE = "data.pkl"
 FOLDER = "data/"
@@ -73,6 +73,11 @@ class Order:
         """Return the keys that may come next."""
         return list(dict.fromkeys(keys[last + 1] for keys, last in zip(self._keys, self._last, strict=True)
                                   if last + 1 < len(keys)))  # fmt: skip
+
+    def before(self, key: str) -> list[str]:
+        """Return the keys that may stand in front of another one."""
+        places = [(keys, places[key]) for keys, places in zip(self._keys, self._places, strict=True)]
+        return list(dict.fromkeys(keys[place - 1] for keys, place in places if place))
 
     def fits(self, key: str, room: int | None) -> bool:
         """Tell whether `key` may come now: next; or, behind a gap of `room` bytes, those left out being in the gap."""
@@ -212,7 +217,7 @@ class Walk:
                 if self.proven:
                     break
             after = self._step(at, None)
-            at = self._search(at) if after is None else after
+            at = self._search(at) if after is None or after <= at else after
             if progress is not None and at is not None:
                 progress(at)
         self._settle_doubts()
@@ -226,7 +231,7 @@ class Walk:
             if at > done:
                 done = at
                 after = self._step(at, lost)
-                if after is not None:
+                if after is not None and after > at:
                     return after
         return None
 
@@ -253,6 +258,8 @@ class Walk:
                 if reading.confirmed and piece.state is State.PROVEN:
                     break
         if best is not None:
+            if lost is not None and best[0].confirmed:
+                self._look_back(at, lost, best[0].key)
             return self._take(*best, room)
         if header is None or self._key(header.name) is not None:
             return None
@@ -279,8 +286,10 @@ class Walk:
             )
         if room is None and self.align is not None and not (header is not None and self._is_side(header.name)):
             for key in self._order.expected():
-                start = self._placed(at, key, self.align)
-                yield Reading(Source.ORDER, key, start, False, self.sizes[key] > 0, (), True)
+                if listed in (None, key):
+                    start = self._placed(at, key, self.align)
+                    crcs = () if entry is None or listed is None else (entry.crc,)
+                    yield Reading(Source.ORDER, key, start, False, self.sizes[key] > 0, crcs, True)
 
     def _key(self, name: str) -> str | None:
         """The storage whose record has this name."""
@@ -296,6 +305,18 @@ class Walk:
         if self.sizes[key] >= MASKED or at >= MASKED:
             start += 4 + (16 if self.sizes[key] >= MASKED else 0) + (8 if at >= MASKED else 0)
         return -(-(start + 4) // align) * align
+
+    def _look_back(self, at: int, lost: int, key: str) -> None:
+        """The record in front of a gap's end may have lost no more than its header: take it by its descriptor."""
+        told = self.archive.before(at, lost)
+        if told is None or (self.align is not None and told[0] % self.align):
+            return
+        for other in self._order.before(key):
+            if other not in self.pieces and self.sizes[other] == told[1] > 0:
+                piece = Piece(self.folder + other, told[0], told[1], told[1], False, State.DAMAGED)
+                piece = self.archive.judge(piece, True, ())
+                if piece.state is State.PROVEN:
+                    self._note(other, piece)
 
     # --------------------------------------------------------------- judgement
 
@@ -348,9 +369,12 @@ class Walk:
         ordered = self._order.confirmed >= OUTWEIGH * len(self._doubts)
         for key, due, piece in self._doubts:
             missing = [other for other in due if other not in self.pieces and self.sizes[other] == piece.size]
-            if ordered and len(missing) == 1:
+            own = self.pieces.get(key)
+            # Where the real one is elsewhere and of other contents, this is no copy of it: the name is damaged.
+            misnamed = own is not None and own.state is State.PROVEN and own.crc != piece.crc
+            if ordered and misnamed and len(missing) == 1:
                 self._note(missing[0], piece._replace(record=self.folder + missing[0]))
-            elif key not in self.pieces:
+            elif own is None:
                 why = "nothing confirms the name in its header"
                 self._note(key, piece._replace(state=State.UNPROVEN if unordered else State.DAMAGED, why=why))
 
@@ -359,105 +383,14 @@ class Walk:
     def _pass(self, header: Header, searching: bool) -> int | None:
         """Go past a record that is no storage; None if nothing tells where it ends."""
         prefix, _, name = header.name.partition("/")
-        if name == PICKLE and prefix == self.prefix and not searching:
+        if header.start == self._pickle.start:
             return self._pickle.end or self._pickle.start + self._pickle.compressed + NARROW
         side = prefix == self.prefix and name in SIDE
         if searching and (not side or self._order.started):
-            return None  # it may be one of an archive inside a payload
+            return None
         piece = self.archive.whole(header, end=header.start + SIDE_MAX if side else None)
         if piece is None or piece.state is State.CUT:
             return None
         if side and piece.size <= TEXT_MAX and not piece.deflated and piece.whole:
-            self.texts[name] = bytes(self.archive.view[piece.start : piece.start + piece.size])
-        return piece.end
-
-
-def find_pickle(archive: Damaged, directory: Directory | None) -> tuple[str, Piece] | None:
-    """Find the object's pickle.
-
-    Returns
-    -------
-    (prefix, piece) or None
-        The folder of all records, and the pickle's own.
-    """
-    listed = None
-    if directory is not None:
-        for entry in sorted(directory.entries.values()):
-            prefix, _, name = entry.name.partition("/")
-            if name == PICKLE and listed is None:
-                listed = prefix, archive.listed(directory, entry)
-    if listed is not None and listed[1].whole:
-        return listed
-    return _walked_pickle(archive) or listed
-
-
-def _walked_pickle(archive: Damaged) -> tuple[str, Piece] | None:
-    at = 0
-    while (header := archive.header(at)) is not None:
-        prefix, _, name = header.name.partition("/")
-        piece = archive.whole(header)
-        if name == PICKLE:
-            return prefix, piece or _unended(archive, header)
-        if piece is None or piece.end is None or piece.state is State.CUT:
-            break
-        at = piece.end
-    return _searched_pickle(archive, at)
-
-
-def _searched_pickle(archive: Damaged, lost: int) -> tuple[str, Piece] | None:
-    """The thread was lost in front of the pickle: find its header, or its end in front of the next record's header."""
-    for at in archive.signatures(LOCAL, lost + 1):
-        header = archive.header(at)
-        if header is None:
-            continue
-        prefix, _, name = header.name.partition("/")
-        if name == PICKLE:
-            return prefix, archive.whole(header) or _unended(archive, header)
-        told = archive.before(at, lost + LOCAL_SIZE)
-        if told is not None and bytes(archive.view[told[0] : told[0] + 1]) == b"\x80":
-            piece = Piece(f"{prefix}/{PICKLE}", told[0], told[1], told[1], False, State.DAMAGED)
-            return prefix, archive.judge(piece, True, ())
-        if name.startswith(FOLDER):
-            return None  # behind the first storage, there are only pickles of archives inside payloads
-    return None
-
-
-def _unended(archive: Damaged, header: Header) -> Piece:
-    """A pickle whose end nothing tells: all up to the next header, less a descriptor; or up to the end of the file."""
-    end = next((at - NARROW for at in archive.signatures(LOCAL, header.start) if archive.header(at)), None)
-    if end is None or end < header.start:
-        size = archive.nbytes - header.start
-        why = "cut off by the end of the file"
-        return Piece(header.name, header.start, size, size, header.deflated, State.CUT, why)
-    size = end - header.start
-    return Piece(header.name, header.start, size, size, header.deflated, State.DAMAGED, "its checksum is damaged")
-
-
-def whole_storages(archive: Damaged, directory: Directory | None, progress: Progress | None = None) -> dict[str, Piece]:
-    """Find storages when nothing is known of them: every whole record in a folder ``data`` whose checksum is right.
-
-    Returns
-    -------
-    dict of str to Piece
-        By their name in the archive's folder. Of two records of one name, the first.
-    """
-    found: dict[str, Piece] = {}
-    at: int | None = 0
-    while at is not None and at < archive.nbytes:
-        header = archive.header(at)
-        entry = None if directory is None else directory.entries.get(at)
-        piece = None
-        if header is not None:
-            piece = archive.whole(header, entry if entry is not None and entry.name == header.name else None)
-        elif entry is not None and directory is not None:
-            piece = archive.listed(directory, entry)
-        name = "" if piece is None else piece.record.partition("/")[2]
-        if piece is not None and name.startswith(FOLDER) and piece.whole:
-            found.setdefault(name, piece)
-        if piece is not None and piece.end is not None and piece.state is not State.CUT:
-            at = piece.end
-        else:
-            at = next(archive.signatures(LOCAL, at + 4), None)
-        if progress is not None and at is not None:
-            progress(at)
-    return found
+            self.texts.setdefault(name, bytes(self.archive.view[piece.start : piece.start + piece.size]))
+        return None if searching else piece.end  # it may be one of an archive inside a payload

@@ -1,0 +1,106 @@
+"""Finding the pickle of a damaged torch zip, and storages without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tensorio.formats._salvage import Damaged
+from tensorio.formats._salvage_parts import LOCAL, Directory, Header, Piece, State
+from tensorio.formats._salvage_walk import FOLDER, LOCAL_SIZE, NARROW, PICKLE
+
+if TYPE_CHECKING:
+    Progress = Callable[[int], object]
+
+__all__ = ["find_pickle", "whole_storages"]
+
+
+def find_pickle(archive: Damaged, directory: Directory | None) -> tuple[str, Piece] | None:
+    """Find the object's pickle.
+
+    Returns
+    -------
+    (prefix, piece) or None
+        The folder of all records, and the pickle's own.
+    """
+    listed = None
+    if directory is not None:
+        for entry in sorted(directory.entries.values()):
+            prefix, _, name = entry.name.partition("/")
+            if name == PICKLE and listed is None:
+                listed = prefix, archive.listed(directory, entry)
+    if listed is not None and listed[1].whole:
+        return listed
+    return _walked_pickle(archive) or listed
+
+
+def _walked_pickle(archive: Damaged) -> tuple[str, Piece] | None:
+    at = 0
+    while (header := archive.header(at)) is not None:
+        prefix, _, name = header.name.partition("/")
+        piece = archive.whole(header)
+        if name == PICKLE:
+            return prefix, piece or _unended(archive, header)
+        if piece is None or piece.end is None or piece.state is State.CUT:
+            break
+        at = piece.end
+    return _searched_pickle(archive, at)
+
+
+def _searched_pickle(archive: Damaged, lost: int) -> tuple[str, Piece] | None:
+    """The thread was lost in front of the pickle: find its header, or its end in front of the next record's header."""
+    for at in archive.signatures(LOCAL, lost + 1):
+        header = archive.header(at)
+        if header is None:
+            continue
+        prefix, _, name = header.name.partition("/")
+        if name == PICKLE:
+            return prefix, archive.whole(header) or _unended(archive, header)
+        told = archive.before(at, lost + LOCAL_SIZE)
+        if told is not None and bytes(archive.view[told[0] : told[0] + 1]) == b"\x80":
+            piece = Piece(f"{prefix}/{PICKLE}", told[0], told[1], told[1], False, State.DAMAGED)
+            return prefix, archive.judge(piece, True, ())
+        if name.startswith(FOLDER):
+            return None  # behind the first storage, there are only pickles of archives inside payloads
+    return None
+
+
+def _unended(archive: Damaged, header: Header) -> Piece:
+    """A pickle whose end nothing tells: all up to the next header, less a descriptor; or up to the end of the file."""
+    end = next((at - NARROW for at in archive.signatures(LOCAL, header.start) if archive.header(at)), None)
+    if end is None or end < header.start:
+        size = archive.nbytes - header.start
+        why = "cut off by the end of the file"
+        return Piece(header.name, header.start, size, size, header.deflated, State.CUT, why)
+    size = end - header.start
+    return Piece(header.name, header.start, size, size, header.deflated, State.DAMAGED, "its checksum is damaged")
+
+
+def whole_storages(archive: Damaged, directory: Directory | None, progress: Progress | None = None) -> dict[str, Piece]:
+    """Find storages when nothing is known of them: every whole record in a folder ``data`` whose checksum is right.
+
+    Returns
+    -------
+    dict of str to Piece
+        By their name in the archive's folder. Of two records of one name, the first.
+    """
+    found: dict[str, Piece] = {}
+    at: int | None = 0
+    while at is not None and at < archive.nbytes:
+        header = archive.header(at)
+        entry = None if directory is None else directory.entries.get(at)
+        piece = None
+        if header is not None:
+            piece = archive.whole(header, entry if entry is not None and entry.name == header.name else None)
+        elif entry is not None and directory is not None:
+            piece = archive.listed(directory, entry)
+        name = "" if piece is None else piece.record.partition("/")[2]
+        if piece is not None and name.startswith(FOLDER) and piece.whole:
+            found.setdefault(name, piece)
+        if piece is not None and piece.end is not None and piece.state is not State.CUT:
+            at = piece.end
+        else:
+            at = next(archive.signatures(LOCAL, at + 4), None)
+        if progress is not None and at is not None:
+            progress(at)
+    return found
