@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import random
@@ -820,3 +821,80 @@ def test_names_from_the_file_are_printed_harmlessly(tmp_path: Path) -> None:
     out = run(source, tmp_path / "b.pt").output
     assert "\x1b" not in out
     assert "a\\x1b[31m\\x0a[bold]" in out
+
+
+# ------------------------------------------------------------------------------- legacy
+
+
+def legacy_bytes(obj: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(obj, buffer, _use_new_zipfile_serialization=False)
+    return buffer.getvalue()
+
+
+def test_legacy_cut_short(tmp_path: Path) -> None:
+    base = torch.arange(2000.0)
+    obj = {"a": torch.ones(300), "view": base[10:20], "list": [base, torch.zeros(0), 5], "b": torch.arange(40), "lr": 1}
+    data = legacy_bytes(obj)
+    report = check(data, obj, tmp_path, set())
+    assert report.healthy
+    assert report.format == "torch_legacy"
+    assert set(report.not_proven) == {"a", "view", "list.0", "b"}
+    lost: list[set[str]] = []
+    for end in range(len(data) - 1, 0, -41):
+        try:
+            report = check(data[:end], obj, tmp_path)
+        except TensorIOError:
+            assert end < len(data) - 300  # in the pickles, or in the first storage
+            continue
+        assert all(loss.record.isdecimal() for loss in report.lost.values())
+        lost.append(set(report.lost))
+    assert all(a <= b for a, b in itertools.pairwise(lost))
+    assert len({frozenset(names) for names in lost}) == 4  # one storage after the other
+
+
+def test_legacy_storages_behind_a_wrong_number_are_lost(tmp_path: Path) -> None:
+    """There is no telling where they begin."""
+    obj = {f"t{i}": torch.full((10 + i,), i) for i in range(8)}
+    data = bytearray(legacy_bytes(obj))
+    places = sorted((data.rindex(struct.pack("<qq", 10 + i, i)), f"t{i}") for i in range(8))
+    data[places[5][0]] += 1
+    source = tmp_path / "a.pt"
+    source.write_bytes(data)
+    report = tensorio.recover(source, tmp_path / "b.pt")
+    assert set(report.lost) == {name for _, name in places[5:]}
+    assert_same(torch.load(tmp_path / "b.pt"), without(obj, set(report.lost)))
+
+
+# ------------------------------------------------------------ tensors of several parts
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_tensor_of_several_parts_goes_as_one(tmp_path: Path) -> None:
+    sparse = torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 0]]), torch.tensor([5.0, 6.0]), (2, 2))
+    quantized = torch.quantize_per_channel(
+        torch.randn(2, 3), torch.ones(2).double(), torch.zeros(2).long(), 0, torch.qint8
+    )
+    obj = {"sparse": sparse, "q": [quantized], "plain": torch.ones(7)}
+    data = saved_bytes(obj)
+    layout = Layout(data)
+    source, target = tmp_path / "a.pt", tmp_path / "b.pt"
+    with tensorio.open(data) as whole:
+        parts = list(whole)
+    assert len(parts) > 4
+    for name in layout.storages():
+        damaged = bytearray(data)
+        damaged[layout.payloads[name][0]] ^= 1
+        source.write_bytes(damaged)
+        report = tensorio.recover(source, target)
+        assert set(report.saved) | set(report.lost) == set(parts)
+        gone = {part.split(".")[0] for part in report.lost}
+        assert len(gone) == 1
+        assert {part for part in parts if part.split(".")[0] in gone} == set(report.lost)
+        loaded = torch.load(target)
+        assert set(loaded) == set(obj) - (gone - {"q"})
+        assert (loaded["q"] == [None]) == (gone == {"q"})
+        if gone != {"plain"}:
+            assert torch.equal(loaded["plain"], obj["plain"])
+        if "sparse" in loaded:
+            assert torch.equal(loaded["sparse"].to_dense(), sparse.to_dense())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 import zlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from tensorio import _unpickler, formats
@@ -24,6 +25,7 @@ from tensorio.formats._salvage import Damaged
 from tensorio.formats._salvage_find import find_pickle, whole_storages
 from tensorio.formats._salvage_parts import LOCAL, Directory, Piece, State
 from tensorio.formats._salvage_walk import Walk
+from tensorio.formats._stream import is_stream, located, pickle_at
 from tensorio.storage import MemoryStorage, arena
 from tensorio.tensors import ROW, Table
 
@@ -41,6 +43,8 @@ NAMES_FIXED = 24 << 20
 NAMES_PER_BYTE = 16
 MAX_PICKLE = 64 << 20  # bytes that a deflated pickle may unpack to
 LENGTH = 8  # bytes of a safetensors file's first field
+COUNT = 8  # bytes of the number in front of a storage in a legacy file
+NO_CHECKSUMS = "the format has no checksums"
 _ENDS = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d+\s*,\s*(\d{1,18})\s*\]')
 _DTYPE, _STORAGE, _OFFSET, _NBYTES = 0, 4, 5, 6  # fields of a row
 
@@ -98,6 +102,8 @@ def remains(storage: Storage, name: str, choices: Choices, progress: Progress) -
     if head[:4] != LOCAL:
         if formats.get("safetensors").recognises(head, storage):
             return _safetensors(storage)
+        if is_stream(head):
+            return _torch_legacy(storage, choices.options.rules(legacy=True))
         if next((at for at in archive.signatures(LOCAL, 0) if archive.header(at)), None) is None:
             other = formats.of_storage(storage, None, name)
             other.open(storage, choices.options)
@@ -148,6 +154,10 @@ def _missing(record: str, nbytes: int, ends: bool) -> Piece:
     return Piece(record, -1, nbytes, nbytes, False, State.MISSING, why)
 
 
+def _cut(there: int, nbytes: int) -> str:
+    return f"cut off by the end of the file: {max(there, 0)} of {nbytes} bytes are there"
+
+
 def _run(archive: Damaged, pickle: Piece, rules: Rules) -> Loaded:
     try:
         with error_context(record=pickle.record):
@@ -189,6 +199,47 @@ def _placed(storage: Storage, rows: array[int], pieces: list[Piece], swapped: bo
         else:
             rows[at + _OFFSET] += piece.start
     return [storage, *decoded.storages]
+
+
+# -------------------------------------------------------------------- torch legacy
+
+
+def _torch_legacy(storage: Storage, rules: Rules) -> Remains:
+    """The storages of a stream that is cut short: they stand one behind the other, in the order of a list of keys."""
+    view = storage.view()
+    at = 0
+    for part in ("magic number", "protocol version", "system info"):
+        _, at = pickle_at(view, at, part)
+    with located(at, "object"):
+        loaded = _unpickler.loads(view, None, rules=rules, start=at)
+    numbers = {mentioned.key: i for i, mentioned in enumerate(loaded.mentioned)}
+    pieces = [_missing(mentioned.key, mentioned.nbytes, True) for mentioned in loaded.mentioned]
+    for key, nbytes, itemsize, start in _stored(view, loaded):
+        there = len(view) - start
+        piece = Piece(key, start, nbytes, nbytes, False, State.UNPROVEN, NO_CHECKSUMS)
+        if there < nbytes:
+            piece = piece._replace(state=State.CUT, why=_cut(there, nbytes))
+        elif int.from_bytes(view[start - COUNT : start], "little") * itemsize != nbytes:
+            break  # from here on, nothing is where it should be
+        pieces[numbers[key]] = piece
+    piece_of = list(loaded.rows[_STORAGE::ROW])
+    storages = _placed(storage, loaded.rows, pieces, sys.byteorder == "big")
+    opened = Opened("torch_legacy", Table([], loaded.rows, loaded.dims), storages, tree=loaded.obj, flat=False,
+                    budget=NAMES_FIXED + NAMES_PER_BYTE * (loaded.end - at))  # fmt: skip
+    return Remains(opened, pieces, piece_of)
+
+
+def _stored(view: memoryview, loaded: Loaded) -> Iterator[tuple[str, int, int, int]]:
+    """Yield key, bytes, bytes per element and place of the storages that a stream lists; none twice, none beyond it."""
+    keys, at = pickle_at(view, loaded.end, "list of storage keys")
+    due = {mentioned.key: mentioned for mentioned in loaded.mentioned}
+    for key in keys if type(keys) is list else ():
+        text = key.decode("latin-1") if type(key) is bytes else key
+        mentioned = due.pop(text, None) if type(text) is str else None
+        if mentioned is None or at + COUNT > len(view):
+            break
+        yield mentioned.key, mentioned.nbytes, mentioned.itemsize, at + COUNT
+        at += COUNT + mentioned.nbytes
 
 
 # --------------------------------------------------------------------- without a pickle
@@ -245,9 +296,8 @@ def _safetensors(storage: Storage) -> Remains:
     for i, name in enumerate(opened.table.names):
         extent = opened.table.info(i).chunks[0].extent
         there = storage.nbytes - extent.offset
-        piece = Piece(name, extent.offset, extent.nbytes, extent.nbytes, False, State.UNPROVEN)
+        piece = Piece(name, extent.offset, extent.nbytes, extent.nbytes, False, State.UNPROVEN, NO_CHECKSUMS)
         if there < extent.nbytes:
-            why = f"cut off by the end of the file: {max(there, 0)} of {extent.nbytes} bytes are there"
-            piece = piece._replace(state=State.CUT, why=why)
-        pieces.append(piece._replace(why=piece.why or "the format has no checksums"))
+            piece = piece._replace(state=State.CUT, why=_cut(there, extent.nbytes))
+        pieces.append(piece)
     return Remains(opened, pieces, list(range(len(pieces))))

@@ -102,7 +102,7 @@ class _Removal:
             return node
         if isinstance(node, TensorKind):
             return GONE if GONE in values else node.replaced(dict(zip(node.parts(), values, strict=True)))
-        return tuple(None if value is GONE else value for value in values)
+        return tuple.__new__(type(node), (None if value is GONE else value for value in values))
 
     def mend(self, node: Any) -> None:
         """Change one object in place."""
