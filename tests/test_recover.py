@@ -679,8 +679,19 @@ def test_torchscript_is_refused_by_name(tmp_path: Path) -> None:
     pickle = hexfile.pickled(
         hexfile.name("__torch__", "Model") + b")\x81" + hexfile.mapping({"w": hexfile.tensor("0")}) + b"b"
     )
-    with pytest.raises(UnsupportedError, match="TorchScript"):
+    with pytest.raises(UnsupportedError, match="torchscript"):
         tensorio.recover(hexfile.torch_file(pickle, {"0": bytes(16)}), tmp_path / "b.pt")
+
+
+def test_other_formats_are_refused_by_name(tmp_path: Path, shared: Path) -> None:
+    done = set()
+    for entry in cases.corpus_entries():
+        if entry["format"] in ("torch_tar", "pt2_zip", "npz", "pickle", "gguf", "gzip"):
+            with pytest.raises(TensorIOError):
+                tensorio.recover(shared / "corpus" / entry["path"], tmp_path / "b.pt")
+            done.add(entry["format"])
+    assert len(done) == 6
+    assert not list(tmp_path.iterdir())
 
 
 def test_hostile_files_end_in_our_errors(tmp_path: Path, shared: Path) -> None:
@@ -850,7 +861,7 @@ def test_legacy_cut_short(tmp_path: Path) -> None:
         assert all(loss.record.isdecimal() for loss in report.lost.values())
         lost.append(set(report.lost))
     assert all(a <= b for a, b in itertools.pairwise(lost))
-    assert len({frozenset(names) for names in lost}) == 4  # one storage after the other
+    assert len({frozenset(names) for names in lost}) >= 3  # one storage after the other, and perhaps none
 
 
 def test_legacy_storages_behind_a_wrong_number_are_lost(tmp_path: Path) -> None:

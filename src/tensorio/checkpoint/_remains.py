@@ -107,8 +107,12 @@ def remains(storage: Storage, name: str, choices: Choices, progress: Progress) -
         if next((at for at in archive.signatures(LOCAL, 0) if archive.header(at)), None) is None:
             other = formats.of_storage(storage, None, name)
             other.open(storage, choices.options)
-            raise UnsupportedError(f"recovering a file of format {other.NAME} is not available in this version")
+            raise _not_read(other.NAME)
     directory = archive.directory()
+    if directory is not None and not choices.raw and head[:4] == LOCAL:
+        other = formats.of_storage(storage, None, name)
+        if other.NAME != "torch_zip":
+            raise _not_read(other.NAME)
     found = find_pickle(archive, directory)
     problem: TensorIOError
     if found is None:
@@ -124,6 +128,12 @@ def remains(storage: Storage, name: str, choices: Choices, progress: Progress) -
                 raise
             problem = failure
     return _raw(archive, directory, problem, choices, progress)
+
+
+def _not_read(format: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"recovering a file of format {format} is not available in this version; convert reads it if it is whole"
+    )
 
 
 # ----------------------------------------------------------------------- torch zip
@@ -164,7 +174,7 @@ def _run(archive: Damaged, pickle: Piece, rules: Rules) -> Loaded:
             return _unpickler.loads(_payload(archive.storage, pickle, MAX_PICKLE), None, rules=rules)
     except UnsafePickleError as error:
         if any(name.startswith("__torch__.") for name in error.globals):
-            raise UnsupportedError("recovering a TorchScript archive is not available") from None
+            raise _not_read("torchscript") from None
         raise
 
 
