@@ -8,7 +8,7 @@
 Importing this package imports neither NumPy nor any framework.
 """
 
-from tensorio._api import convert, identify, load, open, recover, save, verify
+from tensorio._api import convert, identify, load, open, recover, save, scan, verify
 from tensorio._version import __version__
 from tensorio.allowing import allow
 from tensorio.checkpoint._checkpoint import Checkpoint
@@ -28,6 +28,7 @@ from tensorio.errors import (
     UnsupportedError,
 )
 from tensorio.modules import state_dict
+from tensorio.scanning._report import Finding, ScannedFile, ScanReport
 from tensorio.tensors import Chunk, Extent, TensorInfo
 from tensorio.values import Device, Opaque, Size, TorchDType
 
@@ -37,6 +38,7 @@ __all__ = [
     "Chunk",
     "Device",
     "Extent",
+    "Finding",
     "FormatError",
     "HeaderError",
     "LimitError",
@@ -44,6 +46,8 @@ __all__ = [
     "Opaque",
     "Recovery",
     "Report",
+    "ScanReport",
+    "ScannedFile",
     "Size",
     "TensorIOError",
     "TensorInfo",
@@ -62,6 +66,7 @@ __all__ = [
     "open",
     "recover",
     "save",
+    "scan",
     "state_dict",
     "verify",
 ]

@@ -13,9 +13,10 @@ from tensorio.errors import UnsupportedError, error_context
 from tensorio.formats._base import OpenOptions, SaveOptions
 from tensorio.opening import open_storage
 from tensorio.output import write_plan
+from tensorio.scanning._report import ScanReport
 from tensorio.tree import prune
 
-__all__ = ["convert", "identify", "load", "open", "recover", "save", "verify"]
+__all__ = ["convert", "identify", "load", "open", "recover", "save", "scan", "verify"]
 
 Progress = Callable[[int, int], object]
 
@@ -345,6 +346,46 @@ def verify(path: Any, *, progress: Progress | None = None) -> Report:
     """
     with open_checkpoint(path, unknown="opaque") as checkpoint:
         return checkpoint.verify(progress=progress)
+
+
+def scan(path: Any, *, allow: Iterable[str] = (), progress: Progress | None = None) -> ScanReport:
+    """List every name that the pickles in a file or folder refer to; nothing is run, no object is made.
+
+    Parameters
+    ----------
+    path : str, os.PathLike, buffer or seekable binary file object
+        A folder is scanned with all below it; links are not followed.
+    allow : iterable of str
+        Unknown names to accept: ``"module.name"``, or ``"module.*"`` for all
+        below a module. Dangerous names are never accepted.
+    progress : callable, optional
+        Called as ``progress(done, total)`` in bytes, after each file.
+
+    Returns
+    -------
+    ScanReport
+        With ``.verdict``, and a `Finding` for each name and for each part that
+        could not be read to its end.
+
+    Raises
+    ------
+    OSError
+        From the system: `path` can't be opened. What is wrong inside a file
+        is a finding, and so is a file of a folder that can't be opened.
+    UnsupportedError
+        Not a regular file or folder.
+    ValueError
+        Something in `allow` is no name.
+
+    Notes
+    -----
+    Reads the pickles, the headers of archives and the first bytes of each
+    record; time and memory are linear in that. About a microsecond per opcode;
+    packed data are unpacked into at most 256 MiB.
+    """
+    from tensorio.scanning._files import scan_path
+
+    return scan_path(path, allow=allow, progress=progress)
 
 
 def identify(path: Any) -> str:

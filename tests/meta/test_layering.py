@@ -29,6 +29,7 @@ RANKS: list[tuple[str, ...]] = [
         "dtypes",
         "allowing",
         "allowlist",
+        "dangers",
         "values",
         "pickles",
         "kinds",
@@ -43,7 +44,7 @@ RANKS: list[tuple[str, ...]] = [
     ("storage", "ranges", "opening", "output"),
     ("tensors", "modules", "tree", "plan"),
     ("formats",),
-    ("checkpoint",),
+    ("checkpoint", "scanning"),
     ("_api", "cli", "torch", "safetensors", "__main__"),
     ("",),  # the package itself: re-exports only
 ]

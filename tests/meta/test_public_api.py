@@ -15,6 +15,7 @@ NAMES = [
     "Chunk",
     "Device",
     "Extent",
+    "Finding",
     "FormatError",
     "HeaderError",
     "LimitError",
@@ -22,6 +23,8 @@ NAMES = [
     "Opaque",
     "Recovery",
     "Report",
+    "ScanReport",
+    "ScannedFile",
     "Size",
     "TensorIOError",
     "TensorInfo",
@@ -40,6 +43,7 @@ NAMES = [
     "open",
     "recover",
     "save",
+    "scan",
     "state_dict",
     "verify",
 ]
@@ -56,6 +60,7 @@ SIGNATURES = {
     "recover": "src, dst, *, format=None, raw=False, keep_damaged=False, unknown='error', allow=(), encoding=None, "
                "durable=True, progress=None",
     "verify": "path, *, progress=None",
+    "scan": "path, *, allow=(), progress=None",
     "identify": "path",
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from tensorio._version import __version__
-from tensorio.cli import convert, demo, inspect, recover, verify
+from tensorio.cli import convert, demo, inspect, recover, scan, verify
 from tensorio.cli._text import complain
 from tensorio.errors import TensorIOError
 
@@ -72,14 +72,16 @@ def cli() -> None:
     \b
     Exit codes
       0    fine
-      1    the file is bad (one line on stderr says why), or verify found problems
+      1    the file is bad (one line on stderr says why), or verify found problems,
+           or scan found something dangerous or unreadable
       2    wrong use: an unknown option, a path that can't be opened
+      3    scan found names that are unknown, and nothing worse
       130  interrupted
       141  the reader of the output closed the pipe
     """  # noqa: D301  (click wants the backspace itself)
 
 
-for module in (inspect, verify, convert, recover, demo):
+for module in (inspect, verify, scan, convert, recover, demo):
     cli.add_command(module.command)
 
 

@@ -1,0 +1,235 @@
+"""Zip archives: every record is looked into, listed or not; an archive that the strict reader refuses, too."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from tensorio import _core
+from tensorio.errors import TensorIOError, escaped
+from tensorio.formats._zip import Archive
+from tensorio.scanning._collect import Trust
+from tensorio.scanning._wrapped import PEEK, deflated, unpack
+from tensorio.storage import MemoryStorage
+
+if TYPE_CHECKING:
+    from tensorio.formats._base import StoredRecord
+    from tensorio.scanning._collect import Blob, Collector
+
+__all__ = ["archive_start", "look_zip", "trust_of_name"]
+
+_LOCAL, _CENTRAL, _END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
+_SIGNATURES = re.compile(rb"PK(?:\x03\x04|\x01\x02)")
+_END64, _LOCATOR = struct.Struct("<4sQHHIIQQQQ"), struct.Struct("<4sIQI")
+_END_RECORD = struct.Struct("<4sHHHHIIH")
+TAIL = _END_RECORD.size + 0xFFFF  # an end record and the longest comment
+_DESCRIPTOR_MAX = 24  # bytes behind a payload that are its descriptor
+STORED, DEFLATED = 0, 8
+RECORDS_MAX = 200_000  # that are looked for in an archive which the strict reader refuses
+
+_PICKLE_NAME = re.compile(r"\.(\w*_?pkl|pickle|pcl|pck|p|pk|pt|pth|ckpt|joblib|dill)$|(^|/)pickle$", re.IGNORECASE)
+# The tensors of a torch archive, by number or by name.
+_TENSOR_NAME = re.compile(r"(^|/)(data|constants|tensors|weights)/[^/]*$")
+
+
+class _Place(NamedTuple):
+    """A record of an archive that was refused: what one of its headers says."""
+
+    begin: int
+    end: int
+    method: int
+    name: str
+
+
+def trust_of_name(name: str) -> Trust:
+    """Tell by a name how sure it is that there is a pickle behind it."""
+    if _PICKLE_NAME.search(name[-256:]):
+        return Trust.SURE
+    return Trust.UNLIKELY if _TENSOR_NAME.search(name[-256:]) else Trust.MAYBE
+
+
+def archive_start(view: memoryview) -> int | None:
+    """Find the last end record of `view` and tell where its archive begins; None if there is none."""
+    tail = bytes(view[max(0, len(view) - TAIL) :])
+    found = tail.rfind(_END)
+    while found >= 0:
+        at = len(view) - len(tail) + found
+        if len(view) - at >= _END_RECORD.size:
+            return min(max(_directory_end(view, at) - _size_before(view, at), 0), at)
+        found = tail.rfind(_END, 0, found)
+    return None
+
+
+def _locator(view: memoryview, at: int) -> bool:
+    """Whether the end record at `at` has zip64 kin in front of it."""
+    begin = at - _LOCATOR.size - _END64.size
+    return begin >= 0 and bytes(view[at - _LOCATOR.size : at - _LOCATOR.size + 4]) == b"PK\x06\x07"
+
+
+def _directory_end(view: memoryview, at: int) -> int:
+    return at - _LOCATOR.size - _END64.size if _locator(view, at) else at
+
+
+def _size_before(view: memoryview, at: int) -> int:
+    """Bytes of records and directory, as the end record says."""
+    if _locator(view, at):
+        *_, size, offset = _END64.unpack_from(view, at - _LOCATOR.size - _END64.size)
+    else:
+        _, _, _, _, _, size, offset, _ = _END_RECORD.unpack_from(view, at)
+    return int(size + offset)
+
+
+def look_zip(c: Collector, blob: Blob) -> int:
+    """Look into the archive that `blob` ends with, and into archives in front of it.
+
+    Returns
+    -------
+    int
+        Bytes in front of the first archive, which were not looked at.
+    """
+    while True:
+        c.tails -= min(len(blob.view), TAIL)
+        if c.tails < 0:
+            c.unreadable(blob, 0, "more archives than are looked into in a file of this size")
+            return 0
+        start = archive_start(blob.view) or 0
+        archive = blob.part(start)
+        try:
+            reader = Archive(MemoryStorage(archive.view))
+            records = reader.records()
+            reader.names("")
+        except TensorIOError as error:
+            c.unreadable(archive, error.offset, f"the archive is refused: {error.message}")
+            _look_refused(c, blob)
+            return 0 if bytes(blob.view[:4]) == _LOCAL else start
+        _look_records(c, archive, reader, records)
+        blob = blob.part(0, start)
+        if start == 0 or bytes(blob.view[:4]) != _LOCAL:
+            return start
+
+
+# ---------------------------------------------------------------- an archive that is accepted
+
+
+def _look_records(c: Collector, blob: Blob, reader: Archive, records: list[StoredRecord]) -> None:
+    """Look into each record, and at the bytes that belong to none."""
+    script = any(r.name.endswith("/constants.pkl") or "/code/" in r.name for r in records)
+    blob = replace(blob, script=script)
+    directory = _core.zip_read(blob.view)
+    spans = []
+    for number, record in enumerate(records):
+        header = _core.zip_record(reader.rows, number)[5]
+        spans.append((header, record.offset + record.nbytes))
+        place = _Place(
+            record.offset, record.offset + record.nbytes, DEFLATED if record.deflated else STORED, record.name
+        )
+        _look_record(c, blob, place)
+    spans.sort()
+    end = 0
+    for header, behind in [*spans, (directory[1], directory[2])]:
+        _look_between(c, blob, end, header)
+        end = behind
+    _look_between(c, blob, end, len(blob.view), tail=True)
+
+
+def _look_between(c: Collector, blob: Blob, begin: int, end: int, tail: bool = False) -> None:
+    """Look at bytes between records, or behind the archive."""
+    if end - begin <= (0 if tail else _DESCRIPTOR_MAX) and _SIGNATURES.search(blob.view, begin, end) is None:
+        return
+    gap = blob.part(begin, end, Trust.UNLIKELY)
+    if c.only_zeros(gap, 0):
+        return
+    if any(_SIGNATURES.search(piece) for piece, _ in c.pieces(gap, 0, len(gap.view))):
+        c.unreadable(gap, 0, f"{end - begin} bytes that the directory does not list hold headers of records")
+        _look_refused(c, gap)
+    else:
+        c.note(gap, f"{end - begin} bytes at {begin} belong to no record")
+        c.look(gap)
+
+
+def _look_record(c: Collector, blob: Blob, place: _Place) -> None:
+    trust = trust_of_name(place.name)
+    name = place.name if len(place.name) <= 256 else place.name[:256] + "..."
+    if place.method == STORED:
+        c.look(blob.inside(name, blob.view[place.begin : place.end], trust, place.begin))
+    elif place.method == DEFLATED:
+        _look_deflated(c, blob, place, name, trust)
+    else:
+        c.unreadable(blob, place.begin, f"record {escaped(name)}: compression method {place.method}: can't look inside")
+
+
+def _look_deflated(c: Collector, blob: Blob, place: _Place, name: str, trust: Trust) -> None:
+    """Unpack a record: all of it if it may matter, else its beginning."""
+    packed = blob.part(place.begin, place.end)
+    if trust is Trust.UNLIKELY:
+        unpacked = unpack(c, packed, deflated, most=PEEK)
+    else:
+        unpacked = unpack(c, packed, deflated)
+    inner = blob.inside(name, memoryview(unpacked.data), trust)
+    if unpacked.data:
+        c.look(inner)
+    if unpacked.why and trust is not Trust.UNLIKELY:
+        c.unreadable(inner, None, unpacked.why)
+
+
+# ---------------------------------------------------------------- an archive that is refused
+
+
+def _look_refused(c: Collector, blob: Blob) -> None:
+    """Look at every place where one of the headers in `blob` says that a record begins."""
+    names: dict[tuple[int, int], list[_Place]] = {}
+    for place in _places(c, blob):
+        names.setdefault((place.begin, place.method), []).append(place)
+        if len(names) >= RECORDS_MAX:
+            c.unreadable(blob, place.begin, f"over {RECORDS_MAX} records")
+            break
+    for places in names.values():
+        end = max(place.end for place in places)
+        best = max(places, key=lambda place: trust_of_name(place.name))
+        _look_record(c, blob, best._replace(end=end))
+
+
+def _places(c: Collector, blob: Blob) -> Iterator[_Place]:
+    """Yield what local headers say, and what directory entries say of the local headers that they point to."""
+    view = blob.view
+    stop = min(len(view), max(c.swept, 0))
+    signatures = ((at + m.start(), bytes(m[0])) for piece, at in c.pieces(blob, 0, stop, 3)
+                  for m in _SIGNATURES.finditer(piece))  # fmt: skip
+    found = list(islice(signatures, 2 * RECORDS_MAX))
+    c.swept -= stop
+    if stop < len(view):
+        c.unreadable(blob, stop, f"the last {len(view) - stop} bytes were not searched for records")
+    following = [*(at for at, _ in found[1:]), len(view)][: len(found)]
+    behind = dict(zip((at for at, _ in found), following, strict=True))
+    for (at, signature), after in zip(found, following, strict=True):
+        place = _local(view, at, after) if signature == _LOCAL else _central(view, at, behind)
+        if place is not None:
+            yield place
+
+
+def _local(view: memoryview, at: int, after: int) -> _Place | None:
+    """The record whose local header is at `at`, by that header; `after` is where the next header is."""
+    if at + 30 > len(view):
+        return None
+    method, size, name_size, extra_size = struct.unpack_from("<8xH8xI4xHH", view, at)
+    begin = at + 30 + name_size + extra_size
+    name = bytes(view[at + 30 : at + 30 + name_size]).decode("utf-8", "backslashreplace")
+    return _Place(begin, min(max(begin + size, after), len(view)), method, name) if begin < len(view) else None
+
+
+def _central(view: memoryview, at: int, behind: dict[int, int]) -> _Place | None:
+    """The record that the directory entry at `at` points to, by that entry."""
+    if at + 46 > len(view):
+        return None
+    method, size, name_size, offset = struct.unpack_from("<10xH8xI4xH12xI", view, at)
+    if offset not in behind:
+        return None
+    local = _local(view, offset, behind[offset])
+    if local is None:
+        return None
+    name = bytes(view[at + 46 : at + 46 + name_size]).decode("utf-8", "backslashreplace")
+    return _Place(local.begin, min(max(local.begin + size, local.end), len(view)), method, name)
