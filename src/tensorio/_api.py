@@ -348,16 +348,16 @@ def verify(path: Any, *, progress: Progress | None = None) -> Report:
         return checkpoint.verify(progress=progress)
 
 
-def scan(path: Any, *, allow: Iterable[str] = (), progress: Progress | None = None) -> ScanReport:
+def scan(path: Any, *, allow: Iterable[str | type] = (), progress: Progress | None = None) -> ScanReport:
     """List every name that the pickles in a file or folder refer to; nothing is run, no object is made.
 
     Parameters
     ----------
     path : str, os.PathLike, buffer or seekable binary file object
         A folder is scanned with all below it; links are not followed.
-    allow : iterable of str
-        Unknown names to accept: ``"module.name"``, or ``"module.*"`` for all
-        below a module. Dangerous names are never accepted.
+    allow : iterable of str or type
+        Unknown names to accept: ``"module.name"``, ``"module.*"`` for all below
+        a module, or classes. Dangerous names are never accepted.
     progress : callable, optional
         Called as ``progress(done, total)`` in bytes, after each file.
 

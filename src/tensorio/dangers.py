@@ -12,7 +12,7 @@ import re
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from functools import lru_cache
 
-__all__ = ["danger", "python3_name"]
+__all__ = ["SPECIAL_ATTRIBUTES", "danger", "python3_name"]
 
 _RUNS = "runs code given as text or bytes"
 _PROGRAM = "starts programs"
@@ -98,6 +98,17 @@ SINGLE = _spread_names(_SINGLE)
 
 # Special names that only make objects of classes which the pickle names, too (CPython's Lib/copyreg.py).
 _MAKERS = {("copyreg", "__newobj__"), ("copyreg", "__newobj_ex__"), ("copyreg", "__reduce_ex__")}
+
+# Attributes that change what an object does when it is used: no state that was saved has them.
+_SPECIAL = (
+    "class dict slots bases mro subclasses init new del call getattr getattribute setattr delattr get set delete "
+    "reduce reduce_ex getstate setstate getnewargs getnewargs_ex getinitargs copy deepcopy hash eq repr str bytes "
+    "format len bool iter next contains getitem setitem delitem missing enter exit globals builtins code closure "
+    "defaults kwdefaults func self wrapped import loader spec path init_subclass subclasshook class_getitem "
+    "set_name prepare instancecheck subclasscheck array array_interface array_struct array_ufunc array_function "
+    "torch_function torch_dispatch cuda_array_interface dlpack index int float fspath buffer"
+)
+SPECIAL_ATTRIBUTES = frozenset(f"__{word}__" for word in _SPECIAL.split())
 
 # A class in a class has such a name; anything else with a dot walks through what a module happens to hold.
 _NESTED_CLASS = re.compile(r"_*[A-Z]\w*(\._*[A-Z]\w*)+")

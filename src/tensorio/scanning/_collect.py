@@ -10,7 +10,7 @@ from functools import partial
 
 from tensorio.scanning._found import NAMES_MAX, Ref, Walk
 from tensorio.scanning._report import Finding, Judge
-from tensorio.scanning._walk import walk
+from tensorio.scanning._walk import TOO_MANY, walk
 from tensorio.storage import FileStorage, Storage
 
 __all__ = ["DEPTH_MAX", "Blob", "Collector", "Trust"]
@@ -25,6 +25,7 @@ SWEPT_MIN, SWEPT_PER_BYTE, SWEPT_MAX = 16 << 20, 2, 4 << 30
 UNPACKED_AT_ONCE = 128 << 20  # bytes; half of it one level further in, and so on
 TAILS_MIN, TAILS_PER_BYTE = 64 << 20, 128  # bytes at the ends of archives, where their end records are looked for
 MATCHES_MAX = 100_000
+UNKNOWN_MIN = 8  # characters of an unknown name that is no chance: once in hundreds of GB of random bytes
 MESSAGES_MAX = 1000
 
 _USES = {"BUILD": "state set by BUILD", "result called": "result called"}
@@ -115,6 +116,7 @@ class Collector:
         self.findings: dict[tuple[str, str, str, str], Finding] = {}
         self.messages: list[Finding] = []
         self.notes: list[str] = []
+        self.scattered = storage.scattered
         self._mapped = storage if isinstance(storage, FileStorage) else None
         self._judges = judges
         nbytes = storage.nbytes
@@ -129,7 +131,9 @@ class Collector:
         """Note what is not about a name; `offset` counts from the start of `blob`."""
         place = None if offset is None else blob.origin + offset
         finding = Finding(self.file, blob.record, place, "", "", group, reason)
-        if len(self.messages) < MESSAGES_MAX and finding not in self.messages[-4:]:
+        if finding in self.messages[-4:]:
+            return
+        if len(self.messages) < MESSAGES_MAX:
             self.messages.append(finding)
         elif group == "unreadable":
             self.messages[-1] = replace(finding, reason="there is more that could not be read")
@@ -178,6 +182,9 @@ class Collector:
 
     def walk(self, blob: Blob, start: int, *, keys: bool = False) -> Walk:
         """Walk the pickle at `start` of `blob`, within the file's budget."""
+        if self.opcodes <= 0:
+            self.unreadable(blob, start, TOO_MANY)
+            return Walk(start, at=start, error=(start, TOO_MANY))
         done = start
 
         def go_on(opcodes: int, at: int) -> bool:
@@ -232,9 +239,9 @@ def _names_in(piece: memoryview, judge: Judge) -> Iterator[tuple[int, str, str]]
         first = bytes(piece[max(0, match.start() - _WORD_MAX) : match.start()])
         modules = _modules_at_end(first)
         name = match[1].decode("ascii")
-        if modules and match.start() < WINDOW:
-            known = (m for m in modules if judge(m, name)[0] != "unknown")
-            module = next(known, modules[0])
+        known = next((m for m in modules if judge(m, name)[0] != "unknown"), None)
+        module = known or (modules[0] if modules and len(modules[0]) + len(name) >= UNKNOWN_MIN else "")
+        if module and match.start() < WINDOW:
             yield match.start() - len(module) - 1, module, name
     for match in _STACKED.finditer(piece):
         if match.start() < WINDOW:

@@ -21,7 +21,7 @@ Judges = Callable[[bool], Judge]
 Progress = Callable[[int, int], object]
 
 
-def scan_path(path: Any, *, allow: Iterable[str] = (), progress: Progress | None = None) -> ScanReport:
+def scan_path(path: Any, *, allow: Iterable[str | type] = (), progress: Progress | None = None) -> ScanReport:
     """Scan a file or a folder; see `tensorio.scan`."""
     judges = judge_for(allow)
     if isinstance(path, str | os.PathLike) and os.path.isdir(path):
@@ -41,8 +41,7 @@ def _scan_storage(storage: Storage, name: str, judges: Judges) -> Collector:
     collector = Collector(name, storage, judges, look)
     trust = trust_of_name(os.path.basename(name))
     whole = Blob(storage.view(), trust=Trust.SURE if trust is Trust.SURE else Trust.MAYBE)
-    with storage.scattered():
-        collector.look(whole)
+    collector.look(whole)
     if isinstance(storage, FileStorage):
         try:
             storage.check_unchanged()

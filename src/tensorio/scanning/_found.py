@@ -68,6 +68,8 @@ class Walk:
     inner : list of (int, int, bool)
         Offset and size of bytes that may be a pickle or archive of their own, and whether they are loaded as such;
         size -1 where there are too many.
+    nested : list of Walk
+        Pickles that are loaded in the middle of it (arrays of objects that joblib wrote).
     unlisted : int
         Names beyond `NAMES_MAX`.
     """
@@ -81,6 +83,7 @@ class Walk:
     storages: dict[str, int] = field(default_factory=dict)
     value: object = None
     inner: list[tuple[int, int, bool]] = field(default_factory=list)
+    nested: list[Walk] = field(default_factory=list)
     unlisted: int = 0
 
 

@@ -28,8 +28,6 @@ _SEALED: tuple[tuple[bytes, str], ...] = (
     (b"\x04\x22\x4d\x18", "lz4 data"),
     (b"MSCF\0\0\0\0", "a cabinet archive"),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
-    (b"\x7fELF", "a program"),
-    (b"MZ\x90\0", "a program"),
 )
 # What holds no pickle, by its first bytes.
 _PLAIN: tuple[tuple[bytes, str], ...] = (
@@ -56,16 +54,17 @@ def look(c: Collector, blob: Blob) -> None:
     head = bytes(blob.view[:HEAD])
     if blob.trust is Trust.UNLIKELY and not _worth_it(head):
         return
+    front = blob
     if not head.startswith(_ZIP) and blob.trust is not Trust.UNLIKELY and archive_start(blob.view) is not None:
         _say(c, blob, "a zip archive behind other bytes")
-        blob = blob.part(0, look_zip(c, blob))
-    at = 0
-    while at < len(blob.view):
-        part = blob.part(at, None, _trust_behind(blob, at)) if at else blob
-        end = _look_at_start(c, part)
+        front = blob.part(0, look_zip(c, blob))
+    at = _look_at_start(c, blob) or 0  # all of it: a pickle may reach over an archive
+    while 0 < at < len(front.view):
+        end = _look_at_start(c, front.part(at, None, _trust_behind(front, at)))
         if not end:
             break
         at += end
+    blob = front
     if 0 < at < len(blob.view) and not c.only_zeros(blob, at):
         c.note(blob, f"{len(blob.view) - at} bytes behind its end, at {blob.origin + at}")
         c.sweep(blob, at)
@@ -98,14 +97,17 @@ def _look_at_start(c: Collector, blob: Blob) -> int | None:
         return len(blob.view)
     if (blob.trust is not Trust.UNLIKELY or head[257:262] == b"ustar") and is_tar(head[:BLOCK]):
         _say(c, blob, "a tar archive")
+        look_pickle(c, blob.part(0, None, Trust.UNLIKELY))
         return look_tar(c, blob)
     if head.startswith(_NPY):
         _say(c, blob, "an .npy array")
         return _look_npy(c, blob)
     packed = packing(head)
     if packed is not None and (blob.trust is not Trust.UNLIKELY or packed[0] != "zlib"):
-        _say(c, blob, f"{packed[0]} data")
-        return look_packed(c, blob, *packed)
+        end = look_packed(c, blob, *packed)
+        if end:
+            _say(c, blob, f"{packed[0]} data")
+            return end
     for signature, what in _SEALED:
         if head.startswith(signature) and blob.trust is not Trust.UNLIKELY:
             _say(c, blob, what)
@@ -125,7 +127,7 @@ def _look_pickle_or_none(c: Collector, blob: Blob, head: bytes) -> int | None:
         blob = blob.part(0, None, Trust.UNLIKELY)
     end = look_pickle(c, blob, keys=leaf == "pickle")
     if end is not None:
-        _say(c, blob, "a pickle")
+        _say(c, blob, "a pickle" if starts_as_pickle(head) or end < len(blob.view) else "named like a pickle")
     return end
 
 
@@ -135,7 +137,7 @@ def _plain(blob: Blob, head: bytes) -> str:
         if head.startswith(signature):
             return what
     size = int.from_bytes(head[:8], "little")
-    if len(head) > 8 and head[8:9] == b"{" and 2 <= size <= len(blob.view) - 8:
+    if not starts_as_pickle(head) and len(head) > 8 and head[8:9] == b"{" and 2 <= size <= len(blob.view) - 8:
         return "safetensors: no code can be in it"
     return ""
 

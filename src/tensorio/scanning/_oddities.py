@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 
+from tensorio.dangers import SPECIAL_ATTRIBUTES
 from tensorio.errors import escaped
 from tensorio.scanning._found import Named, Walk, itemsize
 from tensorio.scanning._operands import WIDTH, data_at, number_at, text_at
@@ -99,7 +100,7 @@ class Oddities:
                 begin = place + 1 + WIDTH[data[place]]
                 if data[begin] == ord("_") or data[place] in b"SV":
                     key = text_at(data, place)
-                    if key.startswith("__") and key.endswith("__") and len(key) > 4:
+                    if key in SPECIAL_ATTRIBUTES:
                         if len(self.special) >= SPECIAL_MAX:
                             self.odd(place, f"over {SPECIAL_MAX} dicts with special attributes among their keys")
                         else:

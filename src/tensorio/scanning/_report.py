@@ -123,20 +123,20 @@ def verdict_of(groups: Iterable[str]) -> str:
     return _VERDICTS.get(worst, "clean")
 
 
-def judge_for(allow: Iterable[str]) -> Callable[[bool], Judge]:
+def judge_for(allow: Iterable[str | type]) -> Callable[[bool], Judge]:
     """Return what makes a function that tells (group, reason) of a name, for pickles of TorchScript and for others.
 
     Parameters
     ----------
-    allow : iterable of str
-        Names that the caller accepts: ``"module.name"``, or ``"module.*"`` for all below a module.
+    allow : iterable of str or type
+        Names that the caller accepts: ``"module.name"``, or ``"module.*"`` for all below a module; or classes.
 
     Raises
     ------
     ValueError
         Something in `allow` is no such name.
     """
-    patterns = list(allow)
+    patterns = [f"{a.__module__}.{a.__qualname__}" if isinstance(a, type) else a for a in allow]
     for pattern in patterns:
         if not isinstance(pattern, str) or _PATTERN.fullmatch(pattern) is None:
             raise ValueError(f"allow= takes names like 'package.module.Class' or 'package.*', not {pattern!r}")
@@ -152,7 +152,7 @@ def judge_for(allow: Iterable[str]) -> Callable[[bool], Judge]:
 def _judge(module: str, name: str, script: bool, allowed: Callable[[str], bool]) -> tuple[str, str]:
     entry = ALLOWED.get((module, name)) or ALLOWED.get(python3_name(module, name))
     if entry is not None:
-        return "data", entry.why
+        return "harmless" if entry.kind == "inert" else "data", entry.why
     reason = danger(module, name)
     if reason is not None:
         return "dangerous", reason

@@ -36,26 +36,29 @@ def look_pickle(c: Collector, blob: Blob, *, keys: bool = False) -> int | None:
         First byte behind it; None if there is none.
     """
     found = c.walk(blob, 0, keys=keys)
-    sure = blob.trust is Trust.SURE or (blob.trust is Trust.MAYBE and starts_as_pickle(bytes(blob.view[:2])))
-    if not sure and not _makes_sense(found, starts_as_pickle(bytes(blob.view[:2]))):
+    proto = starts_as_pickle(bytes(blob.view[:2]))
+    sure = blob.trust is Trust.SURE or (blob.trust is Trust.MAYBE and proto)
+    if not sure and not _makes_sense(found, proto, blob.trust is Trust.MAYBE or blob.origin > 0):
         return None
     if found.value == LEGACY_MAGIC and found.end is not None:
         return _look_legacy(c, blob, found.end)
     return _look_found(c, blob, found)
 
 
-def _makes_sense(found: Walk, proto: bool) -> bool:
-    """Whether it can't be by chance that bytes can be walked as a pickle."""
+def _makes_sense(found: Walk, proto: bool, alone: bool) -> bool:
+    """Whether it can't be by chance that bytes can be walked as a pickle; `alone`: they are not one tensor of many."""
     until = found.at if found.error is None else found.error[0]
     named = [ref for ref in found.refs if ref.offset < until and plausible(ref)]
     if found.end is not None and found.error is None:
-        return bool(named) or (proto and (bool(found.odd) or found.end - found.start > 2 * _COUNT))
+        return bool(named) or (bool(found.odd) and (proto or alone)) or (proto and found.end - found.start > _COUNT)
     return any(ref.uses or ref.group == "dangerous" for ref in named)
 
 
 def _look_found(c: Collector, blob: Blob, found: Walk) -> int:
     """Note what a walk found, and look into bytes that the pickle holds; returns where it ends."""
     c.report(blob, found)
+    for nested in found.nested:
+        _look_found(c, blob, nested)
     for begin, nbytes, sure in found.inner:
         if nbytes < 0:
             c.unreadable(blob, begin, "more bytes in a pickle that may be pickles than are looked into")

@@ -5,15 +5,14 @@ It goes on where a loader would give up, so that what stands behind an error is 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 
-from tensorio.errors import escaped
-from tensorio.scanning._found import NAMES_MAX, TEXT_KEPT, Ref, Walk
-from tensorio.scanning._oddities import BITS, BYTES, DICT, INT, NAME, OTHER, RESULT, TEXT, TUPLE, Oddities
+from tensorio.scanning._found import NAMES_MAX, TEXT_KEPT, Ref, Walk, plausible
+from tensorio.scanning._oddities import BITS, BYTES, DICT, INT, NAME, OTHER, RESULT, TEXT, TUPLE
 from tensorio.scanning._operands import LENGTH, NAMES, Truncated, end_of_operand, line_at, text_at
+from tensorio.scanning._stack import MEMO_EMPTY, WithStack
 
-__all__ = ["Goon", "Judge", "walk"]
+__all__ = ["TOO_MANY", "Goon", "Judge", "walk"]
 
 # Opcodes that push one value and do nothing else.
 _PUSHES = {
@@ -26,13 +25,16 @@ for _tag, _opcodes in _PUSHES.items():
         _PUSH[_opcode] = _tag
 # These may hold a pickle of their own: Python 2 keeps bytes in strings.
 _HOLDS_BYTES = frozenset(b"BC\x8e\x96TU")
-_STOP, _MEMO_EMPTY = ord("."), -1
+_STOP = ord(".")
 
+NO_OPCODE_TEXT = "no opcode"
+TOO_MANY = "more opcodes than are walked in a file of this size"
 STEP = 1 << 16  # opcodes between two looks at the budgets
+LARGE = 1 << 16  # bytes of an operand behind which pages may be let go
 STACK_MAX = 1 << 24  # values, and marks; 8 bytes each
-MEMO_MAX = 1 << 25  # slots; 8 bytes each
-MEMO_JUMP = 1 << 12  # slots that may be left out at a time
-PID_PARTS = 6
+NESTED_MAX = 8
+UNLISTED_MAX = 100_000
+STACK_SEEN = 1024  # values that a walk takes over from another one
 
 
 Judge = Callable[[str, str], tuple[str, str]]
@@ -59,18 +61,18 @@ def walk(data: memoryview, start: int, judge: Judge, go_on: Goon, keys: bool = F
     return _Machine(data, start, judge, keys).run(go_on)
 
 
-class _Machine(Oddities):
-    def __init__(self, data: memoryview, start: int, judge: Judge, keys: bool) -> None:
+class _Machine(WithStack):
+    def __init__(self, data: memoryview, start: int, judge: Judge, keys: bool, depth: int = 0) -> None:
         super().__init__(data, start, keys)
+        self.depth = depth
+        self.go_on: Goon = lambda opcodes, at: True
         self.judge = judge
-        self.marks = array("q")
-        self.fence = 0  # height of the stack that the last mark protects
-        self.memo = array("q")
-        self.known = 0  # slots of the memo that are in use
         self.numbers: dict[tuple[str, str, str], int] = {}
+        self.seen: dict[tuple[str, str], int] = {}
 
     def run(self, go_on: Goon) -> Walk:
         """Go from opcode to opcode; the only loop."""
+        self.go_on = go_on
         data, size, at = self.data, len(self.data), self.out.start
         push, lengths, pushes, effects, out = self.stack.append, LENGTH, _PUSH, _EFFECTS, self.out
         try:
@@ -89,12 +91,12 @@ class _Machine(Oddities):
                     elif opcode == _STOP:
                         return self.stop(at)
                     else:
-                        effects[opcode](self, at)
+                        end = effects[opcode](self, at) or end
                     at = end
                 if len(self.stack) > STACK_MAX or len(self.marks) > STACK_MAX:
                     raise Truncated(f"over {STACK_MAX} values on the stack")
                 if not go_on(STEP, at):
-                    raise Truncated("more opcodes than are walked in a file of this size")
+                    raise Truncated(TOO_MANY)
         except Truncated as error:
             self.fail(at, str(error))
         out.at = at
@@ -105,13 +107,16 @@ class _Machine(Oddities):
         if opcode < 0:
             raise Truncated("the data end before STOP")
         if LENGTH[opcode] == -1:
-            raise Truncated(f"no opcode: byte 0x{opcode:02x}")
+            raise Truncated(f"{NO_OPCODE_TEXT}: byte 0x{opcode:02x}")
         try:
-            return end_of_operand(self.data, at)
+            end = end_of_operand(self.data, at)
         except Truncated:
             if opcode in b"ci":
                 self.refer(at)  # what is there of the name
             raise
+        if end - at > LARGE:
+            self.go_on(0, end)
+        return end
 
     def stop(self, at: int) -> Walk:
         """End well: note the value, if it is a small one."""
@@ -119,146 +124,6 @@ class _Machine(Oddities):
         self.out.at = self.out.end = at + 1
         self.out.value = self.plain(self.stack[-1])
         return self.out
-
-    # ------------------------------------------------------------------ stack
-
-    def need(self, at: int, count: int) -> None:
-        """See to it that `count` values are there; invent them if not."""
-        missing = count - (len(self.stack) - self.fence)
-        if missing > 0:
-            self.fail(at, f"{NAMES[self.data[at]]} finds no value on the stack")
-            self.stack.extend([OTHER] * missing)
-
-    def pop(self, at: int) -> int:
-        if len(self.stack) <= self.fence:
-            self.need(at, 1)
-        return self.stack.pop()
-
-    def to_mark(self, at: int) -> int:
-        """Take the last mark away and return its height."""
-        if not self.marks:
-            self.fail(at, f"{NAMES[self.data[at]]} finds no MARK")
-            return 0
-        height = self.marks.pop()
-        self.fence = self.marks[-1] if self.marks else 0
-        return height
-
-    # ------------------------------------------------------------------ marks and containers
-
-    def mark(self, at: int) -> None:
-        self.fence = len(self.stack)
-        self.marks.append(self.fence)
-
-    def pop_one(self, at: int) -> None:
-        if self.marks and self.marks[-1] == len(self.stack):
-            self.to_mark(at)
-        else:
-            self.pop(at)
-
-    def pop_mark(self, at: int) -> None:
-        height = self.to_mark(at)
-        del self.stack[height:]
-
-    def dup(self, at: int) -> None:
-        self.need(at, 1)
-        self.stack.append(self.stack[-1])
-
-    def make_tuple(self, at: int, height: int) -> None:
-        short = len(self.stack) - height <= PID_PARTS
-        self.tuple = (at, self.stack[height:].tolist() if short else None)
-        del self.stack[height:]
-        self.stack.append(at << BITS | TUPLE)
-
-    def tuple_of_mark(self, at: int) -> None:
-        self.make_tuple(at, self.to_mark(at))
-
-    def tuple_of_some(self, at: int) -> None:
-        count = b")\x85\x86\x87".index(self.data[at])
-        self.need(at, count)
-        self.make_tuple(at, len(self.stack) - count)
-
-    def collect(self, at: int) -> None:
-        """LIST, DICT, FROZENSET."""
-        height = self.to_mark(at)
-        value = at << BITS | (DICT if self.data[at] == ord("d") else OTHER)
-        if value & 7 == DICT:
-            self.look_at_keys(value, height)
-        del self.stack[height:]
-        self.stack.append(value)
-
-    def append(self, at: int) -> None:
-        self.pop(at)
-        self.need(at, 1)
-
-    def set_item(self, at: int) -> None:
-        self.need(at, 3)
-        self.look_at_keys(self.stack[-3], len(self.stack) - 2)
-        del self.stack[-2:]
-
-    def add_items(self, at: int) -> None:
-        """APPENDS, ADDITEMS, SETITEMS."""
-        height = self.to_mark(at)
-        if height <= self.fence:
-            self.fail(at, f"{NAMES[self.data[at]]} finds nothing to add to")
-            self.stack.insert(height, OTHER)
-            height += 1
-        if self.data[at] == ord("u"):
-            self.look_at_keys(self.stack[height - 1], height)
-        del self.stack[height:]
-
-    # ------------------------------------------------------------------ memo
-
-    def put_short(self, at: int) -> None:
-        self.remember(at, self.data[at + 1])
-
-    def put_long(self, at: int) -> None:
-        self.remember(at, int.from_bytes(self.data[at + 1 : at + 5], "little"))
-
-    def put_line(self, at: int) -> None:
-        self.remember(at, self.slot_of_line(at))
-
-    def memoize(self, at: int) -> None:
-        self.remember(at, self.known)
-
-    def remember(self, at: int, slot: int) -> None:
-        """Put the top of the stack into a memo slot."""
-        memo, stack = self.memo, self.stack
-        if len(stack) <= self.fence:
-            self.need(at, 1)
-        size = len(memo)
-        if slot == size < MEMO_MAX:
-            memo.append(stack[-1])
-            self.known += 1
-            return
-        if slot >= size:
-            if slot >= MEMO_MAX or slot - size > max(MEMO_JUMP, self.known):
-                raise Truncated(f"memo slot {slot}, where {self.known} are in use")
-            memo.extend([_MEMO_EMPTY] * (slot + 1 - size))
-        self.known += memo[slot] == _MEMO_EMPTY
-        memo[slot] = stack[-1]
-
-    def get_short(self, at: int) -> None:
-        self.recall(at, self.data[at + 1])
-
-    def get_long(self, at: int) -> None:
-        self.recall(at, int.from_bytes(self.data[at + 1 : at + 5], "little"))
-
-    def get_line(self, at: int) -> None:
-        self.recall(at, self.slot_of_line(at))
-
-    def recall(self, at: int, slot: int) -> None:
-        """Push what is in a memo slot."""
-        value = self.memo[slot] if slot < len(self.memo) else _MEMO_EMPTY
-        if value == _MEMO_EMPTY:
-            self.fail(at, f"{NAMES[self.data[at]]} of memo slot {slot}, which is empty")
-            value = OTHER
-        self.stack.append(value)
-
-    def slot_of_line(self, at: int) -> int:
-        word = line_at(self.data, at + 1)[0].strip()
-        if not (word.isascii() and word.isdecimal() and len(word) < 20):
-            raise Truncated(f"memo slot {escaped(word)}")
-        return int(word)
 
     # ------------------------------------------------------------------ names and calls
 
@@ -288,15 +153,24 @@ class _Machine(Oddities):
     def name(self, at: int, module: str, name: str) -> int:
         """Note a name; returns the value that stands for it."""
         refs = self.out.refs
+        number = self.seen.get((module, name))
+        if number is not None:
+            refs[number].count += 1
+            return number << BITS | NAME
         group, reason = self.judge(module, name)
         key = (module[:TEXT_KEPT], name[:TEXT_KEPT], group)
         number = self.numbers.get(key)
         if number is None:
             if len(refs) >= (2 if group == "dangerous" else 1) * NAMES_MAX:
                 self.out.unlisted += 1
+                if self.out.unlisted > UNLISTED_MAX:
+                    raise Truncated(f"over {UNLISTED_MAX + NAMES_MAX} different names")
                 return OTHER
             number = self.numbers[key] = len(refs)
             refs.append(Ref(key[0], key[1], group, reason, at))
+            self.note_name(number, refs[number])
+        if len(self.seen) < NAMES_MAX and len(module) + len(name) <= TEXT_KEPT:
+            self.seen[module, name] = number
         refs[number].count += 1
         return number << BITS | NAME
 
@@ -317,6 +191,11 @@ class _Machine(Oddities):
                 self.look_at_state(at, args)
             elif name == "_load_from_bytes":
                 self.load_from_bytes(at, args)
+            elif name == "dtype":
+                self.note_dtype(at << BITS, args)
+                self.call(at, callee)
+                self.stack.append(at << BITS | OTHER)
+                return
         self.stack.append(self.call(at, callee))
 
     def new(self, at: int) -> None:
@@ -335,13 +214,42 @@ class _Machine(Oddities):
         del self.stack[height:]
         self.stack.append(self.call(at, callee))
 
-    def build(self, at: int) -> None:
+    def build(self, at: int) -> int | None:
         state = self.pop(at)
         self.need(at, 1)
         self.look_at_state(at, state)
         target = self.stack[-1]
         if target & 7 in (NAME, RESULT):
             self.out.refs[target >> BITS].uses.add("BUILD")
+            if target & 7 == RESULT and target >> BITS in self.wrappers:
+                return self.skip_array(at, state)
+        return None
+
+    def skip_array(self, at: int, state: int) -> int:
+        """Go past the array that joblib wrote behind BUILD."""
+        end, objects = self.array_behind(at + 1, state)
+        if objects:
+            if self.depth >= NESTED_MAX:
+                raise Truncated(f"over {NESTED_MAX} arrays of objects inside each other")
+            nested = _Machine(self.data, end, self.judge, self.keys, self.depth + 1).run(self.go_on)
+            self.out.nested.append(nested)
+            if nested.end is None:
+                raise Truncated("an array of objects that ends in an error")
+            end = nested.end
+        self.read_as_opcodes(at + 1, end)
+        return end
+
+    def read_as_opcodes(self, begin: int, end: int) -> None:
+        """See what a loader would find that knows nothing of joblib, and takes an array's bytes for opcodes."""
+        other = _Plain(self, self.data[:end], begin).run(self.go_on)
+        if other.end is None and other.at < end and not (other.error and other.error[1].startswith(NO_OPCODE_TEXT)):
+            other = _Plain(self, self.data, begin).run(lambda opcodes, at: False)  # goes on behind the array
+            if other.error is not None and other.error[1] == TOO_MANY:
+                self.odd(begin, "an array whose bytes are also opcodes of a pickle, more than are looked at")
+        until = other.at if other.error is None else other.error[0]
+        if (other.odd and other.end is not None) or any(r.offset < until and plausible(r) for r in other.refs):
+            other.error = None
+            self.out.nested.append(other)
 
     def extension(self, at: int) -> None:
         code = int.from_bytes(self.data[at + 1 : at + 1 + LENGTH[self.data[at]]], "little")
@@ -367,7 +275,7 @@ class _Machine(Oddities):
 
     def proto(self, at: int) -> None:
         if self.data[at + 1] > 5:
-            self.fail(at, f"pickle protocol {self.data[at + 1]}")
+            self.odd(at, f"pickle protocol {self.data[at + 1]}: there is none; loaders differ on what they do")
 
     def frame(self, at: int) -> None:
         nbytes = int.from_bytes(self.data[at + 1 : at + 9], "little")
@@ -378,7 +286,40 @@ class _Machine(Oddities):
         self.need(at, 1)
 
 
-_EFFECTS: list[Callable[[_Machine, int], None]] = [_Machine.nothing] * 256
+class _Plain(_Machine):
+    """A walk that goes on where another one stands, with its stack and memo as they are, and leaves both alone."""
+
+    def __init__(self, other: _Machine, data: memoryview, start: int) -> None:
+        super().__init__(data, start, other.judge, other.keys)
+        self.memo_before, self.memo_since = other.memo, dict[int, int]()
+        self.known = other.known
+        self.stack.extend(map(_without_number, other.stack[-STACK_SEEN:]))
+        below = len(other.stack) - len(self.stack)
+        self.marks.extend(max(mark - below, 0) for mark in other.marks[-STACK_SEEN:])
+        self.fence = self.marks[-1] if self.marks else 0
+
+    def remember(self, at: int, slot: int) -> None:
+        self.need(at, 1)
+        self.known += 1
+        self.memo_since[slot] = self.stack[-1]
+
+    def recall(self, at: int, slot: int) -> None:
+        before = self.memo_before[slot] if slot < len(self.memo_before) else MEMO_EMPTY
+        value = self.memo_since.get(slot, _without_number(before))
+        if value == MEMO_EMPTY:
+            raise Truncated(f"memo slot {slot}, which is empty")
+        self.stack.append(value)
+
+    def skip_array(self, at: int, state: int) -> int:
+        return at + 1
+
+
+def _without_number(value: int) -> int:
+    """A value of another walk: the numbers of its names mean nothing here."""
+    return OTHER if value & 7 in (NAME, RESULT) and value != MEMO_EMPTY else value
+
+
+_EFFECTS: list[Callable[[_Machine, int], int | None]] = [_Machine.nothing] * 256
 for _opcodes, _effect in (
     (b"(", _Machine.mark), (b"0", _Machine.pop_one), (b"1", _Machine.pop_mark), (b"2", _Machine.dup),
     (b"t", _Machine.tuple_of_mark), (b")\x85\x86\x87", _Machine.tuple_of_some), (b"ld\x91", _Machine.collect),

@@ -38,12 +38,16 @@ class Unpacked(NamedTuple):
     why: str
 
 
+def _lzma() -> lzma.LZMADecompressor:
+    return lzma.LZMADecompressor(memlimit=UNPACKED_AT_ONCE)
+
+
 # What the data begin with, what they are, and what unpacks them.
 _PACKINGS: tuple[tuple[bytes, str, Callable[[], Any]], ...] = (
     (b"\x1f\x8b\x08", "gzip", lambda: zlib.decompressobj(31)),
     (b"BZh", "bzip2", bz2.BZ2Decompressor),
-    (b"\xfd7zXZ\0", "xz", lzma.LZMADecompressor),
-    (b"\x5d\0\0", "lzma", lzma.LZMADecompressor),
+    (b"\xfd7zXZ\0", "xz", _lzma),
+    (b"\x5d\0\0", "lzma", _lzma),
 )
 
 
@@ -83,7 +87,8 @@ def unpack(c: Collector, blob: Blob, make: Callable[[], Any], begin: int = 0, mo
             done, why = _one_stream(blob.view, at, make(), out, limit)
             c.let_go(blob, at, done)
             at = done
-            if make is deflated or packing(bytes(blob.view[at : at + 10])) is None or make is zlib.decompressobj:
+            following = packing(bytes(blob.view[at : at + 10])) if make is not zlib.decompressobj else None
+            if following is None or following[1] is not make:
                 break
     except (zlib.error, OSError, lzma.LZMAError, EOFError, ValueError) as error:
         why = f"packed data: {error}"
@@ -112,8 +117,8 @@ def _one_stream(view: memoryview, at: int, unpacker: Any, out: bytearray, limit:
 def look_packed(c: Collector, blob: Blob, name: str, make: Callable[[], Any], begin: int) -> int:
     """Look into packed bytes that stand on their own; returns where they end."""
     unpacked = unpack(c, blob, make, begin)
-    if not unpacked.data and unpacked.why and blob.trust is Trust.UNLIKELY:
-        return 0
+    if not unpacked.data and unpacked.why and (blob.trust is Trust.UNLIKELY or name in ("zlib", "lzma")):
+        return 0  # a short signature, by chance
     if unpacked.data:
         trust = Trust.SURE if blob.trust is Trust.SURE else Trust.MAYBE
         c.look(blob.inside(f"unpacked {name}", memoryview(unpacked.data), trust))

@@ -89,23 +89,25 @@ def look_zip(c: Collector, blob: Blob) -> int:
     Returns
     -------
     int
-        Bytes in front of the first archive, which were not looked at.
+        How many of the first bytes are to be looked at as something else: those in front of the archive, or all if
+        there is none that is accepted.
     """
     while True:
         c.tails -= min(len(blob.view), TAIL)
         if c.tails < 0:
             c.unreadable(blob, 0, "more archives than are looked into in a file of this size")
-            return 0
+            return len(blob.view)
         start = archive_start(blob.view) or 0
         archive = blob.part(start)
         try:
-            reader = Archive(MemoryStorage(archive.view))
+            with c.scattered():
+                reader = Archive(MemoryStorage(archive.view))
             records = reader.records()
             reader.names("")
         except TensorIOError as error:
             c.unreadable(archive, error.offset, f"the archive is refused: {error.message}")
             _look_refused(c, blob)
-            return 0 if bytes(blob.view[:4]) == _LOCAL else start
+            return 0 if bytes(blob.view[:4]) == _LOCAL else len(blob.view)
         _look_records(c, archive, reader, records)
         blob = blob.part(0, start)
         if start == 0 or bytes(blob.view[:4]) != _LOCAL:
@@ -119,7 +121,8 @@ def _look_records(c: Collector, blob: Blob, reader: Archive, records: list[Store
     """Look into each record, and at the bytes that belong to none."""
     script = any(r.name.endswith("/constants.pkl") or "/code/" in r.name for r in records)
     blob = replace(blob, script=script)
-    directory = _core.zip_read(blob.view)
+    with c.scattered():
+        directory = _core.zip_read(blob.view)
     spans = []
     for number, record in enumerate(records):
         header = _core.zip_record(reader.rows, number)[5]
@@ -140,15 +143,24 @@ def _look_between(c: Collector, blob: Blob, begin: int, end: int, tail: bool = F
     """Look at bytes between records, or behind the archive."""
     if end - begin <= (0 if tail else _DESCRIPTOR_MAX) and _SIGNATURES.search(blob.view, begin, end) is None:
         return
-    gap = blob.part(begin, end, Trust.UNLIKELY)
+    gap = blob.part(begin + _descriptor_size(blob.view, begin, end), end, Trust.UNLIKELY)
     if c.only_zeros(gap, 0):
         return
     if any(_SIGNATURES.search(piece) for piece, _ in c.pieces(gap, 0, len(gap.view))):
-        c.unreadable(gap, 0, f"{end - begin} bytes that the directory does not list hold headers of records")
+        c.unreadable(gap, 0, f"{len(gap.view)} bytes that the directory does not list hold headers of records")
         _look_refused(c, gap)
     else:
-        c.note(gap, f"{end - begin} bytes at {begin} belong to no record")
+        c.note(gap, f"{len(gap.view)} bytes at {gap.origin} belong to no record")
         c.look(gap)
+        c.sweep(gap, 0)
+
+
+def _descriptor_size(view: memoryview, begin: int, end: int) -> int:
+    """Bytes of the data descriptor at `begin`, which has sizes of 4 or 8 bytes; 0 if there is none that is marked."""
+    if end - begin < 16 or bytes(view[begin : begin + 4]) != b"PK\x07\x08":
+        return 0
+    small = bytes(view[begin + 8 : begin + 12]) != bytes(4) and bytes(view[begin + 12 : begin + 16]) != bytes(4)
+    return 16 if small or end - begin < _DESCRIPTOR_MAX else _DESCRIPTOR_MAX
 
 
 def _look_record(c: Collector, blob: Blob, place: _Place) -> None:
