@@ -239,6 +239,8 @@ def test_the_report_is_frozen_sorted_and_goes_to_json() -> None:
 @pytest.mark.parametrize("data", [
     b"\x80\2N", b"\x80\2.", b"\x80\2\xff.", b"\x80\2R.", b"\x80\2h\5.", b"\x80\2X\xff\xff\0\0abc.", b"\x80\2t.",
     b"\x80\2" + name("a", "b")[:-1], b"\x80\4\x95" + b"\xff" * 8 + b"N.", b"\x80\2r\xff\xff\xff\x7f.",
+    b"\x80\4\x95" + struct.pack("<Q", 3) + b"X\1\0\0\0a.",
+    b"\x80\4\x95" + struct.pack("<Q", 11) + b"\x95" + struct.pack("<Q", 3) + b"NN.",
     b"\x80\2T\xff\xff\xff\xff.", b"\x80\2NN\x93.", b"\x80\2pxx\n.", b"\x80\2",
 ], ids=lambda d: d.hex()[:24])  # fmt: skip
 def test_what_ends_in_an_error_is_never_clean(data: bytes) -> None:
@@ -274,6 +276,13 @@ def test_several_pickles_in_a_row_are_all_scanned() -> None:
     assert scan(pickled(b"N") + b"\0" * 1000 + b"\0").notes == ()
     finding = scan(pickled(b"N") * 3 + BAD).findings[0]
     assert finding.offset == 3 * len(pickled(b"N")) + 2
+
+
+@pytest.mark.parametrize("suffix", [".pkl", ""])
+def test_pickles_in_a_row_need_no_proto(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(b"N." * 3 + b"\x8c\2os\x940\x8c\6system\x940h\0h\1\x93)R.")
+    assert groups(tensorio.scan(path)) == {"os.system": "dangerous"}
 
 
 def test_names_in_bytes_behind_a_pickle_are_found() -> None:

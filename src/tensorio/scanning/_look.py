@@ -44,6 +44,7 @@ _NPY_KEYS = {b"descr", b"fortran_order", b"shape"}
 _FIELD = re.compile(rb"\('[^']*', *'([^']*)'")
 _SHAPE = re.compile(rb"'shape': *\(([0-9L, ]*)\)")
 NPY_HEADER_MAX = 1 << 20  # bytes
+DIMS_MAX = 64  # of NumPy
 
 
 def look(c: Collector, blob: Blob) -> None:
@@ -173,6 +174,7 @@ def _npy_nbytes(header: bytes) -> int | None:
         return None
     size = re.search(rb"\d+", words[0])
     nbytes = (int(size[0][:9]) if size else 1) * (4 if b"U" in words[0] else 1)
-    for length in re.findall(rb"\d+", shape[1]):
+    lengths = re.findall(rb"\d+", shape[1])
+    for length in lengths[:DIMS_MAX]:
         nbytes *= int(length[:20])
-    return nbytes
+    return nbytes if len(lengths) <= DIMS_MAX else None

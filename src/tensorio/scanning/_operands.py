@@ -5,7 +5,6 @@ Source: CPython's ``Lib/pickletools.py`` and ``Modules/_pickle.c`` (protocols 0 
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import re
 import struct
@@ -58,7 +57,10 @@ for _length, _words in _FIXED.items():
 WIDTH = [{BYTES1: 1, BYTES4: 4, SIGNED4: 4, BYTES8: 8}.get(_kind, 0) for _kind in LENGTH]
 
 _NEWLINE = re.compile(rb"\n")
-_ESCAPE = re.compile(rb"\\")
+_ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|[0-7]{1,3}|[\n\\'\"abfnrtv])")
+_ESCAPED = dict(
+    zip(b"\n\\'\"abfnrtv", (b"", b"\\", b"'", b'"', b"\a", b"\b", b"\f", b"\n", b"\r", b"\t", b"\v"), strict=True)
+)
 
 
 class Truncated(Exception):
@@ -130,8 +132,16 @@ def _of_line(opcode: int, raw: bytes) -> str:
         quoted = raw.strip()
         if len(quoted) >= 2 and quoted[0] == quoted[-1] and quoted[:1] in (b"'", b'"'):
             quoted = quoted[1:-1]
-        return _decoded(codecs.escape_decode(quoted)[0])
+        return _decoded(_ESCAPE.sub(_unescaped, quoted))
     return _decoded(raw)
+
+
+def _unescaped(found: re.Match[bytes]) -> bytes:
+    """What one escape of Python's stands for."""
+    what = found[1]
+    if what[:1] == b"x":
+        return bytes([int(what[1:], 16)])
+    return bytes([int(what, 8) & 0xFF]) if what.isdigit() else _ESCAPED[what[0]]
 
 
 def _decoded(raw: bytes) -> str:

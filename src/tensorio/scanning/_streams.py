@@ -50,7 +50,7 @@ def _makes_sense(found: Walk, proto: bool, alone: bool) -> bool:
     until = found.at if found.error is None else found.error[0]
     named = [ref for ref in found.refs if ref.offset < until and plausible(ref)]
     if found.end is not None and found.error is None:
-        return bool(named) or (bool(found.odd) and (proto or alone)) or (proto and found.end - found.start > _COUNT)
+        return alone or bool(named) or (proto and (bool(found.odd) or found.end - found.start > _COUNT))
     return any(ref.uses or ref.group == "dangerous" for ref in named)
 
 

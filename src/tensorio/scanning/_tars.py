@@ -24,7 +24,7 @@ _FOLDER, _NOTES = b"5", (b"x", b"g", b"X", b"A")
 
 def is_tar(head: bytes) -> bool:
     """Tell by the checksum whether data begin with a tar header."""
-    if len(head) < BLOCK or not head[:1].strip(b"\0"):
+    if len(head) < BLOCK or not head[:1].strip(b"\0") or head[148:155].strip(b"01234567 \0"):
         return False
     stated = _number(head[148:156])
     block = head[:148] + b" " * 8 + head[156:BLOCK]

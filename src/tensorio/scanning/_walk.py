@@ -25,7 +25,8 @@ for _tag, _opcodes in _PUSHES.items():
         _PUSH[_opcode] = _tag
 # These may hold a pickle of their own: Python 2 keeps bytes in strings.
 _HOLDS_BYTES = frozenset(b"BC\x8e\x96TU")
-_STOP = ord(".")
+_STOP, _FRAME = ord("."), 0x95
+NO_FRAME = 1 << 62
 
 NO_OPCODE_TEXT = "no opcode"
 TOO_MANY = "more opcodes than are walked in a file of this size"
@@ -75,9 +76,13 @@ class _Machine(WithStack):
         self.go_on = go_on
         data, size, at = self.data, len(self.data), self.out.start
         push, lengths, pushes, effects, out = self.stack.append, LENGTH, _PUSH, _EFFECTS, self.out
+        frame_end = NO_FRAME
         try:
             while True:
                 for _ in range(STEP):
+                    if at >= frame_end:
+                        self.leave_frame(at, frame_end)
+                        frame_end = NO_FRAME
                     opcode = data[at] if at < size else -1
                     length = lengths[opcode] if opcode >= 0 else -1
                     end = at + 1 + length if length >= 0 else self.operand_end(opcode, at)
@@ -90,6 +95,8 @@ class _Machine(WithStack):
                             self.hold(at)
                     elif opcode == _STOP:
                         return self.stop(at)
+                    elif opcode == _FRAME:
+                        frame_end = self.frame(at, frame_end)
                     else:
                         end = effects[opcode](self, at) or end
                     at = end
@@ -277,10 +284,18 @@ class _Machine(WithStack):
         if self.data[at + 1] > 5:
             self.odd(at, f"pickle protocol {self.data[at + 1]}: there is none; loaders differ on what they do")
 
-    def frame(self, at: int) -> None:
+    def frame(self, at: int, before: int) -> int:
+        """FRAME: return where it ends. Readers differ where opcodes and frames do not end together."""
         nbytes = int.from_bytes(self.data[at + 1 : at + 9], "little")
         if nbytes > len(self.data) - at - 9:
             self.fail(at, f"FRAME of {nbytes} bytes, where {len(self.data) - at - 9} are left")
+        if before not in (NO_FRAME, at + 9):
+            self.fail(at, "FRAME inside a frame: readers differ on what follows")
+        return at + 9 + nbytes
+
+    def leave_frame(self, at: int, end: int) -> None:
+        if at != end:
+            self.fail(end, "FRAME that ends inside an opcode: readers differ on what follows")
 
     def nothing(self, at: int) -> None:
         self.need(at, 1)
@@ -329,7 +344,7 @@ for _opcodes, _effect in (
     (b"ci", _Machine.refer), (b"\x93", _Machine.stack_global),
     (b"R", _Machine.reduce), (b"\x81\x92", _Machine.new), (b"o", _Machine.obj), (b"b", _Machine.build),
     (b"\x82\x83\x84", _Machine.extension), (b"P", _Machine.persistent_line), (b"Q", _Machine.persistent_value),
-    (b"\x80", _Machine.proto), (b"\x95", _Machine.frame), (b"\x98", _Machine.nothing),
+    (b"\x80", _Machine.proto), (b"\x98", _Machine.nothing),
 ):  # fmt: skip
     for _opcode in _opcodes:
         _EFFECTS[_opcode] = _effect

@@ -121,6 +121,10 @@ def _look_records(c: Collector, blob: Blob, reader: Archive, records: list[Store
     """Look into each record, and at the bytes that belong to none."""
     script = any(r.name.endswith("/constants.pkl") or "/code/" in r.name for r in records)
     blob = replace(blob, script=script)
+    if any("/code/" in r.name and r.name.endswith(".py") for r in records):
+        c.note(blob, "holds TorchScript code, which torch runs in an interpreter of its own; it is not looked at")
+    if any(r.name.endswith("/.data/extern_modules") for r in records):
+        c.say("unknown", blob, None, "a torch.package archive: its importer runs the Python source in it")
     with c.scattered():
         directory = _core.zip_read(blob.view)
     spans = []
