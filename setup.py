@@ -4,7 +4,8 @@ No per-file SIMD flags: kernels carry target attributes and are chosen at run
 time, so one build runs on every CPU of its architecture.
 
 Switches (environment): TENSORIO_DEBUG=1 builds with -O0 -g and line tracing,
-TENSORIO_SANITIZE=1 with address and undefined-behaviour sanitizers.
+TENSORIO_SANITIZE=1 with address and undefined-behaviour sanitizers, =thread with
+the thread sanitizer, TENSORIO_COVERAGE=1 with counters for gcov.
 """
 
 import os
@@ -16,7 +17,8 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 DEBUG = os.environ.get("TENSORIO_DEBUG") == "1"
-SANITIZE = os.environ.get("TENSORIO_SANITIZE") == "1"
+SANITIZE = os.environ.get("TENSORIO_SANITIZE", "").replace("0", "").replace("1", "address,undefined")
+COVERAGE = os.environ.get("TENSORIO_COVERAGE") == "1"
 
 if sys.platform == "win32":
     compile_args, link_args = ["/std:c11", "/O2"], []
@@ -25,8 +27,11 @@ else:
     compile_args += ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
     link_args = []
 if SANITIZE:
-    compile_args += ["-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
-    link_args += ["-fsanitize=address,undefined"]
+    compile_args += ["-O1", "-g", f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer"]
+    link_args += [f"-fsanitize={SANITIZE}"]
+if COVERAGE:
+    compile_args += ["-O0", "-g", "--coverage"]
+    link_args += ["--coverage"]
 
 HEADERS = sorted(glob("csrc/*.h"))
 CSRC = sorted(set(glob("csrc/*.c")) - {"csrc/tensor_ops.c"})  # which _unpickler has

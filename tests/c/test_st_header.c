@@ -196,6 +196,30 @@ static void test_header_cut_short(void)
             "JSON text: ends");
 }
 
+/* Every header, cut anywhere, ends where it is cut, in every part of every spelling. */
+static void test_every_cut_is_malformed(void)
+{
+    static const char *const headers[] = {
+        "{'a':" ENTRY ",'b':['F32',[2,3],[0,24]]}",
+        "{'a':[{'F32':null},[2],[0,8]],'b':{'dtype':{'F32':null},'x':[{}],'shape':[],"
+        "'data_offsets':[0,4]}}",
+        "{'__metadata__':null,'a':" ENTRY "}",
+        "{'__metadata__':{},'a':" ENTRY "}",
+        "{'__metadata__':{'k':'v','l':'`u0041'},'a':" ENTRY "}",
+    };
+    size_t i, cut;
+    for (i = 0; i < sizeof headers / sizeof *headers; i++)
+        for (cut = 0; cut < strlen(headers[i]); cut++) {
+            block whole = written_file(headers[i]), part = file_of(whole.bytes + FRAME, cut);
+            tio_st_event ev;
+            tio_error err;
+            CHECK(read_file(part, &ev, &err) == TIO_MALFORMED && err.code == TIO_MALFORMED);
+            CHECK(err.offset == part.len && strstr(err.what, "JSON text: ends") != NULL);
+            free(part.bytes);
+            free(whole.bytes);
+        }
+}
+
 static void test_dtype_refused(void)
 {
     refused("{'a':{'dtype':'F33','shape':[],'data_offsets':[0,4]}}", "              ^",
@@ -692,6 +716,7 @@ int main(void)
     test_metadata();
     test_header_refused();
     test_header_cut_short();
+    test_every_cut_is_malformed();
     test_dtype_refused();
     test_shape_refused();
     test_offsets_refused();

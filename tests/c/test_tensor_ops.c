@@ -71,6 +71,9 @@ static void test_key_out_of_the_memo(void)
     static const uint8_t bytes[] = "(h\x01h\x02j\0\x01\0\0h\x03K\x0ctr\x06\0\0\0Q"
                                    "J\x02\0\0\0))\x88h\x04)Rq\x09tq\x0aR";
     tio_tensor_ops t;
+    size_t n;
+    for (n = 0; n < sizeof bytes - 1; n++)
+        CHECK(match(bytes, n, &t) == 0);
     CHECK(match(bytes, sizeof bytes - 1, &t) == 1);
     CHECK(t.key_slot == 256 && t.rank == 0 && t.requires_grad == 1);
     CHECK(t.puts[0] == -1 && t.puts[1] == 6 && t.puts[2] == -1 && t.puts[3] == -1);

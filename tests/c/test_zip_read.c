@@ -650,6 +650,39 @@ static void test_many_out_of_order(void)
     free(b.bytes);
 }
 
+/* The offsets that are reported as passed: in order, and only of what has been read. */
+static void note_passed(void *context, uint64_t offset)
+{
+    uint64_t *reports = context;
+    CHECK(reports[0] == 0 || offset > reports[reports[0]]);
+    reports[++reports[0]] = offset;
+}
+
+static void test_passed_is_reported(void)
+{
+    enum { COUNT = 600, RECORD = 31 };
+    blob b = {NULL, 0};
+    uint64_t reports[COUNT] = {0}, bad;
+    size_t directory, i;
+    tio_zip_archive zip;
+    tio_zip_record *rows = malloc(COUNT * sizeof *rows);
+    uint32_t *order = malloc(COUNT * sizeof *order);
+    tio_error err;
+    for (i = 0; i < COUNT; i++)
+        add_local(&b, "n", 0, 0);
+    directory = b.n;
+    for (i = 0; i < COUNT; i++)
+        add_central(&b, "n", 0, 0, (uint32_t)(i * RECORD));
+    add_end(&b, COUNT, directory, 0);
+    CHECK(tio_zip_open(b.bytes, b.n, &zip, &err) == TIO_OK);
+    CHECK(tio_zip_read(b.bytes, b.n, &zip, rows, order, &bad, note_passed, reports, &err) ==
+          TIO_OK);
+    CHECK(reports[0] == 2 && reports[1] == 255 * RECORD && reports[2] == 511 * RECORD);
+    free(order);
+    free(rows);
+    free(b.bytes);
+}
+
 static void test_bad_names_the_record(void)
 {
     outcome o;
@@ -960,6 +993,7 @@ int main(void)
     test_descriptor();
     test_directory_out_of_order();
     test_many_out_of_order();
+    test_passed_is_reported();
     test_bad_names_the_record();
     test_extra_then_entry_comment();
     test_numbers_compared();
