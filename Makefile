@@ -4,11 +4,11 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 CC_STRICT = -std=c11 -O2 -Wall -Wextra -Wconversion -Wshadow -Werror
 C_TESTS = $(basename $(notdir $(wildcard tests/c/test_*.c)))
-C_STYLED = $(filter-out csrc/crc32_tables.h,$(wildcard csrc/*.[ch] tests/c/*.[ch]))
+C_STYLED = $(filter-out csrc/crc32_tables.h,$(wildcard csrc/*.[ch] tests/c/*.[ch] fuzz/*.[ch]))
 SOURCES = $(wildcard csrc/*.[ch] src/tensorio/*.pyx src/tensorio/*.px[di]) setup.py pyproject.toml
 PYTEST = $(BIN)/python -m pytest
 
-.PHONY: all test demo bench lint type ccheck ctest ctest-arm pythons sdist format clean
+.PHONY: all test demo bench lint type ccheck ctest ctest-arm coverage fuzz fuzz-long asan tsan pythons sdist format clean
 .DELETE_ON_ERROR:
 
 all: $(VENV)/.test
@@ -37,6 +37,11 @@ $(VENV)/.type: $(VENV)/.test
 	$(BIN)/python -m pip install -q 'mypy>=1.13'
 	touch $@
 
+# What builds extensions by setup.py itself, without an environment of its own.
+$(VENV)/.build: $(VENV)/.test
+	$(BIN)/python -m pip install -q 'cython>=3.1' 'setuptools>=77'
+	touch $@
+
 test: $(VENV)/.test
 	$(PYTEST) $(T)
 
@@ -51,7 +56,7 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cython-lint --max-line-length=120 src/tensorio
 	$(BIN)/clang-format --dry-run --Werror $(C_STYLED)
-	$(BIN)/codespell src csrc tests bench docs tools *.md Makefile
+	$(BIN)/codespell src csrc tests fuzz bench docs tools *.md Makefile
 	$(BIN)/python tools/gen_crc32_tables.py --check
 
 format: $(VENV)/.lint
@@ -86,6 +91,23 @@ ctest-arm:
 		$(ARM_CC) $(CC_STRICT) -Icsrc -Itests/c tests/c/$$t.c csrc/*.c -o build/arm/$$t \
 			&& $(ARM_RUN) build/arm/$$t || exit 1; \
 	done
+
+# Lines and branches of the C core that its tests run; a gate for the parsers. ARGS=--python adds the Python tests.
+coverage:
+	$(PYTHON) tools/c_coverage.py $(ARGS)
+
+# Every fuzz target for FUZZ_SECONDS each; T="json machine" for some of them. Findings go to build/fuzz/.
+FUZZ_SECONDS ?= $(if $(filter fuzz-long,$(MAKECMDGOALS)),3600,20)
+FUZZ = $(patsubst fuzz/fuzz_%.c,%,$(wildcard fuzz/fuzz_*.c)) machine
+fuzz fuzz-long: $(VENV)/.test
+	FUZZ_SECONDS=$(FUZZ_SECONDS) PYTHON=$(BIN)/python fuzz/run.sh $(or $(T),$(FUZZ))
+
+# The Python tests over extensions built with sanitizers, which have a build of their own; any report fails.
+asan: $(VENV)/.build
+	PYTHON=$(BIN)/python tools/sanitized.sh address $(or $(T),tests)
+
+tsan: $(VENV)/.build
+	PYTHON=$(BIN)/python tools/sanitized.sh thread $(or $(T),tests/threads)
 
 # Build a wheel from the sdist in an empty environment, and import it from elsewhere.
 sdist:

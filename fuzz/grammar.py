@@ -20,9 +20,9 @@ OPCODES = {op.code.encode("latin-1"): op for op in pickletools.opcodes}
 ENDS = {0, 1, 2, 3, 63, 64, 65, 127, 128, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**61 - 1,
         2**61, 2**62, 2**63 - 1, 2**63, 2**64, 2**65, 10**30}  # fmt: skip
 INTS = sorted(ENDS | {-n for n in ENDS})
-WORDS = ["", "a", "0", "1", "k", "storage", "cpu", "cuda:0", "latin1", "latin-1", "utf-8", "hex", "bytes", "conj", "neg",
-         "f8", "<f4", ">i2", "U1", "S3", "V0", "V8", "O8", "M8[ns]", "?", "<", ">", "|", "=", "little", "weight", "\xff",
-         "\u20ac", "\U0001f600", "\x00", "a\nb", "x" * 300, "torch.float32", "__dict__", "__class__"]  # fmt: skip
+WORDS = ["", "a", "0", "1", "k", "storage", "cpu", "cuda:0", "latin1", "latin-1", "utf-8", "hex", "bytes", "conj",
+         "neg", "f8", "<f4", ">i2", "U1", "S3", "V0", "V8", "O8", "M8[ns]", "?", "<", ">", "|", "=", "little", "weight",
+         "\xff", "\u20ac", "\U0001f600", "\x00", "a\nb", "x" * 300, "torch.float32", "__dict__"]  # fmt: skip
 RAW = [b"", b"a", b"ab", b"abcd", b"\xff\xfe", bytes(8), bytes(range(16)), b"\x80\x02N.", b"x" * 300]
 EVIL = [("os", "system"), ("builtins", "eval"), ("__builtin__", "apply"), ("posix", "system"), ("torch", "load"),
         ("torch.serialization", "os.system"), ("copyreg", "_reconstructor"), ("copy_reg", "_reconstructor"),
@@ -216,9 +216,9 @@ class Grammar:
 
     def atom(self) -> Program:
         rng = self.rng
-        simple = ["NONE", "NEWTRUE", "NEWFALSE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET", "EMPTY_TUPLE", "INT", "BININT",
-                  "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES",
-                  "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE",
+        simple = ["NONE", "NEWTRUE", "NEWFALSE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET", "EMPTY_TUPLE", "INT",
+                  "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "STRING", "BINSTRING", "SHORT_BINSTRING",
+                  "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE",
                   "BINUNICODE8", "FLOAT", "BINFLOAT", "GLOBAL", "GET", "BINGET", "LONG_BINGET"]  # fmt: skip
         wanted = rng.choice(simple)
         op = next(op for op in OPCODES.values() if op.name == wanted)
@@ -380,8 +380,9 @@ class Grammar:
             code = self.rng.choice([b"q", b"r", b"p", b"\x94"] if ops[i][:1] in b"qrp\x94" else [b"h", b"j", b"g"])
             slot = slot_of(self.ops_with_slot(ops)) if self.rng.random() < 0.6 else self.slot()
             slot = max(slot, 0)
-            ops[i] = {b"q": b"q" + bytes([slot % 256]), b"h": b"h" + bytes([slot % 256]), b"\x94": b"\x94",
-                      b"p": b"p%d\n" % slot, b"g": b"g%d\n" % slot}.get(code, code + struct.pack("<I", slot % 2**32))  # fmt: skip
+            spelled = {b"q": bytes([slot % 256]), b"h": bytes([slot % 256]), b"\x94": b"", b"p": b"%d\n" % slot}
+            spelled[b"g"] = spelled[b"p"]
+            ops[i] = code + spelled.get(code, struct.pack("<I", slot % 2**32))
 
     def ops_with_slot(self, ops: Program) -> bytes:
         return self.rng.choice([op for op in ops if op[:1] in b"qrphjg"] or [b"q\x00"])

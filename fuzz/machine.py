@@ -36,9 +36,8 @@ import cases
 import containers
 import grammar
 import judge
-import peers
+import references
 import seeds
-
 import tensorio
 from tensorio.allowlist import ALLOWED
 
@@ -246,11 +245,11 @@ def compare_with_peers(items: list[Input], shared: Shared) -> Findings:
         try:
             with cpu_limit(2 * CPU_SECONDS):
                 if item.suffix == ".safetensors":
-                    for text in peers.safetensors_differs(item.data):
+                    for text in references.safetensors_differs(item.data):
                         raise judge.Broken("differs", text)
                     found.peers["safetensors agreed"] += 1
                 else:
-                    refuses = peers.torch_refuses(item.data)
+                    refuses = references.torch_refuses(item.data)
                     found.peers["torch refused" if refuses else "torch agreed"] += refuses is not None
         except judge.Broken as broken:
             found.broken.append((broken.kind, str(broken), item))

@@ -23,7 +23,10 @@ import pytest
 
 import tensorio
 
-pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs Linux's /proc")
+pytestmark = [
+    pytest.mark.measured,
+    pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs Linux's /proc"),
+]
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -50,7 +50,9 @@ def run_python_tests() -> Path:
     """Build the extensions in a tree of their own and run the tests that exercise the core. Where the counters are."""
     tree = OUT / "tree"
     shutil.rmtree(tree, ignore_errors=True)
-    ignored = shutil.ignore_patterns("*.so", "__pycache__", "_core.c", "_unpickler.c", "_arrays.c", "_source.c", "_pickler.c")
+    ignored = shutil.ignore_patterns(
+        "*.so", "__pycache__", "_core.c", "_unpickler.c", "_arrays.c", "_source.c", "_pickler.c"
+    )
     for name in ("src", "csrc"):
         shutil.copytree(ROOT / name, tree / name, ignore=ignored)
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
@@ -107,7 +109,9 @@ def table(counts: Counts, verbose: bool) -> bool:
         excused = unreachable(name)
         lines = {line: n for line, n in counts.lines[name].items() if line not in excused}
         ran, total, percent = share(lines.values())
-        taken, branches, taken_percent = share(n for (line, _), n in counts.branches[name].items() if line not in excused)
+        taken, branches, taken_percent = share(
+            n for (line, _), n in counts.branches[name].items() if line not in excused
+        )
         missed = [str(line) for line, n in sorted(lines.items()) if n == 0]
         shown = " ".join(missed if verbose else missed[:12]) + (" ..." if len(missed) > 12 and not verbose else "")
         print(f"{name:16} {ran:4}/{total:4} {percent:5.1f} {taken:6}/{branches:5} {taken_percent:5.1f}   {shown}")

@@ -22,6 +22,8 @@ from hexfile import Rec, name, number, pickled, tensor, text, torch_records, zip
 MIB = 1 << 20
 RAW = {"0": bytes(16)}
 
+pytestmark = pytest.mark.measured
+
 
 def high_water() -> int:
     """The most memory this process had resident so far, in bytes."""

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from judge import Broken
 
 import tensorio
+from judge import Broken
 from tensorio.values import Device, Size, TorchDType
 
 PAIRS = 20_000  # of values that are compared
@@ -83,7 +83,9 @@ def compare_tensor(a: Any, b: Any, where: str, torch: Any) -> None:
 
 def agree(condition: bool, a: Any, b: Any, where: str) -> None:
     if not condition:
-        raise Broken("differs", f"from torch at {where[-200:]}: {type(a).__name__} {a!r:.100}, {type(b).__name__} {b!r:.100}")
+        raise Broken(
+            "differs", f"from torch at {where[-200:]}: {type(a).__name__} {a!r:.100}, {type(b).__name__} {b!r:.100}"
+        )
 
 
 def safetensors_differs(data: bytes) -> Iterator[str]:
