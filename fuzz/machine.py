@@ -46,6 +46,7 @@ CPU_SECONDS = 5  # after which an input counts as a hang
 MEMORY = 1 << 30  # that a child may have beyond what it began with
 PEER_SHARE = 0.05  # of the accepted inputs that the reference reads, too
 SHRINKS = 300  # tries to make a finding smaller
+SUMMARY_SECONDS = 300  # between two lines of a long run
 POOL = 4000  # inputs kept for having ended in a new way
 
 SIGNATURE = {"torch": "zip", "torch_zip": "zip", "torch_legacy": "legacy", "torch_tar": "tar", "pickle": "bare"}
@@ -382,13 +383,15 @@ class Run:
 
     def __call__(self) -> int:
         warm_up(self.folder)
-        start, number = time.monotonic(), 0
+        start = said = time.monotonic()
+        number = 0
         try:
             while time.monotonic() < self.until:
                 self.batch(number)
                 number += 1
-                if number % 250 == 0:
-                    print(self.summary(time.monotonic() - start), flush=True)
+                if time.monotonic() - said > SUMMARY_SECONDS:
+                    said = time.monotonic()
+                    print(self.summary(said - start), flush=True)
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
         print(self.summary(time.monotonic() - start))
