@@ -30,14 +30,17 @@ class Seed:
         How the pickle is wrapped: ``zip``, ``legacy``, ``tar`` or ``bare``.
     program : Program
         The pickle.
+    name : str
+        Of the record that the pickle is (zip, tar).
     records : dict of str to bytes
-        The other parts: storages by key (zip), members by name (tar).
+        All records by name (zip, tar).
     head, tail : bytes
-        What stands in front of the pickle and behind it (legacy).
+        What stands in front of the pickle and behind it (legacy, bare).
     """
 
     kind: str
     program: Program
+    name: str = "archive/data.pkl"
     records: dict[str, bytes] = field(default_factory=dict)
     head: bytes = b""
     tail: bytes = b""
@@ -45,7 +48,7 @@ class Seed:
     @property
     def keys(self) -> list[str]:
         """Storage keys, as far as they are known."""
-        return list(self.records) if self.kind == "zip" else []
+        return [name.rpartition("/data/")[2] for name in self.records if "/data/" in name]
 
 
 def seed_of(data: bytes) -> Seed | None:
@@ -62,20 +65,19 @@ def seed_of(data: bytes) -> Seed | None:
 
 def _zip_seed(data: bytes) -> Seed | None:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        names = archive.namelist()
-        main = next((n for n in names if n.endswith("data.pkl")), None)
-        if main is None:
-            return None
-        folder = main[: -len("data.pkl")] + "data/"
-        records = {n[len(folder) :]: archive.read(n) for n in names if n.startswith(folder)}
-        return Seed("zip", parse(archive.read(main)), records)
+        records = {name: archive.read(name) for name in archive.namelist()}
+    pickles = [name for name in records if name.endswith(".pkl")]
+    if not pickles:
+        return None
+    name = min(pickles, key=lambda name: (not name.endswith("/data.pkl"), -len(records[name])))
+    return Seed("zip", parse(records[name]), name, records)
 
 
 def _tar_seed(data: bytes) -> Seed | None:
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         members = {m.name: archive.extractfile(m) for m in archive.getmembers() if m.isfile()}
         records = {name: f.read() for name, f in members.items() if f is not None}
-    return Seed("tar", parse(records["pickle"]), records) if "pickle" in records else None
+    return Seed("tar", parse(records["pickle"]), "pickle", records) if "pickle" in records else None
 
 
 def _stream_seed(data: bytes) -> Seed | None:
@@ -91,29 +93,32 @@ def _stream_seed(data: bytes) -> Seed | None:
     return Seed("legacy", parse(data[ends[2] : ends[3]]), head=data[: ends[2]], tail=data[ends[3] :])
 
 
-def wrapped(rng: random.Random, seed: Seed, pickle: bytes, kind: str | None = None) -> bytes:
+def wrapped(rng: random.Random, seed: Seed, pickle: bytes) -> bytes:
     """The pickle as a file of the seed's kind, its surroundings off now and then."""
-    kind = kind or seed.kind
-    if kind == "zip":
-        return _zip(rng, pickle, seed.records if seed.kind == "zip" else {})
-    if kind == "tar":
-        return _tar({**seed.records, "pickle": pickle})
-    if kind == "legacy":
-        tail = seed.tail
-        if tail and rng.random() < 0.1:
-            tail = mutated(rng, tail, [tail])
-        return seed.head + pickle + tail
-    return pickle + seed.tail
+    if seed.kind == "zip":
+        return _zip(rng, seed, pickle)
+    if seed.kind == "tar":
+        return _tar({**seed.records, seed.name: pickle})
+    tail = seed.tail
+    if tail and rng.random() < 0.1:
+        tail = mutated(rng, tail, [tail])
+    return seed.head + pickle + tail
 
 
-def _zip(rng: random.Random, pickle: bytes, records: dict[str, bytes]) -> bytes:
-    records = dict(records or {"0": bytes(range(16))})
-    if rng.random() < 0.05:
-        key = rng.choice(list(records))
-        records[key] = records[key][: rng.randrange(len(records[key]) + 1)]
-    byteorder = rng.choice(["little", "big", None]) if rng.random() < 0.05 else "little"
-    modern = rng.random() < 0.9
-    parts = hexfile.torch_records(pickle, records, byteorder=byteorder, modern=modern)
+def _zip(rng: random.Random, seed: Seed, pickle: bytes) -> bytes:
+    records = {**seed.records, seed.name: pickle}
+    if rng.random() < 0.1:
+        name = rng.choice(list(records))
+        change = rng.randrange(4)
+        if change == 0:
+            del records[name]
+        elif change == 1:
+            records[name] = records[name][: rng.randrange(len(records[name]) + 1)]
+        elif change == 2:
+            records = {k: rng.choice([b"big", b"little", b""]) if "byteorder" in k else v for k, v in records.items()}
+        else:
+            records[name] = mutated(rng, records[name], list(records.values()))
+    parts = [hexfile.Rec(name, raw) for name, raw in records.items()]
     for part in parts:
         if rng.random() < 0.03:
             part.method = 8

@@ -79,12 +79,12 @@ class Source:
     """Where inputs come from: seeds, and what was found worth keeping."""
 
     def __init__(self) -> None:
-        files = [*seeds.torch_files(), *seeds.files(".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar", most=1 << 15)]
+        files = [*seeds.torch_files(), *self.cases(), *seeds.files(*PICKLED, most=1 << 15)]
         self.files = containers.small([*self.cases(), *seeds.files(*SUFFIXES, most=1 << 14)])
         found = [containers.seed_of(data) for data in files]
         kinds = self.kinds()
         self.seeds = [s for s in found if s is not None and len(s.program) <= grammar.LONGEST]
-        self.seeds = [s for s in self.seeds if s.kind in kinds] or [containers.Seed("zip", [b"\x80\x02", b"N", b"."])]
+        self.seeds = [s for s in self.seeds if s.kind in kinds] or [containers.Seed("bare", [b"\x80\x02", b"N", b"."])]
         self.parts = grammar.parts_of([s.program for s in self.seeds])
         self.names = list(ALLOWED)
         self.pool: list[Input] = []
@@ -126,7 +126,8 @@ class Source:
                 self.pool.append(kept)
 
 
-SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".gguf", ".npz", ".npy", ".onnx", ".pkl", ".tar")
+PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar", ".pt2", ".zip", ".joblib", ".t7", "/legacy", "/pickle")
+SUFFIXES = (*PICKLED, ".safetensors", ".gguf", ".npz", ".npy", ".onnx")
 
 
 def tensorio_formats() -> tuple[str, ...]:

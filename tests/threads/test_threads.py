@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import zlib
 from collections.abc import Callable
@@ -44,7 +45,10 @@ def together(work: Callable[[int], Any], threads: int = THREADS) -> list[Any]:
     return results
 
 
-@pytest.fixture(params=["safetensors_small", "torch_zip_small", "torch_zip_deflated", "torch_zip_big_endian"])
+@pytest.fixture(
+    params=["safetensors_small", "torch_zip_small", "torch_zip_deflated", "torch_zip_big_endian", "torch_legacy_small",
+            "torch_tar_by_hand"]
+)  # fmt: skip
 def case(request: pytest.FixtureRequest) -> cases.Case:
     return cases.CASES[request.param]()
 
@@ -152,6 +156,58 @@ def test_save_while_others_load(tmp_path: Path) -> None:
 
     together(work)
     assert [p.name for p in tmp_path.iterdir()] == ["m.safetensors"]
+
+
+def test_one_file_converted_by_all(case: cases.Case, path: Path, tmp_path: Path) -> None:
+    """Both ways at once, out of one mapping per thread."""
+    want = picture(case.tensors)
+
+    def work(i: int) -> None:
+        for k in range(ROUNDS // 5):
+            target = tmp_path / f"{i}-{k}{('.safetensors', '.pt')[i % 2]}"
+            tensorio.convert(path, target, durable=False)
+            with tensorio.open(target) as checkpoint:
+                assert picture(checkpoint) == want
+
+    together(work)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.parametrize("mmap", [True, False])
+def test_fork_after_load(case: cases.Case, path: Path, mmap: bool, in_child: Any) -> None:
+    """Arrays and checkpoints that were there before a fork serve the child, and the child can open more."""
+    want = picture(case.tensors)
+    with tensorio.open(path, mmap=mmap) as checkpoint:
+        together(lambda i: picture(checkpoint) if i % 2 else tensorio.load(path, mmap=mmap))
+        arrays = dict(checkpoint)
+
+        def child() -> bool:
+            again = tensorio.open(path, mmap=mmap)
+            return picture(arrays) == picture(checkpoint) == picture(again) == want and tensorio.verify(path).ok
+
+        assert in_child(child)
+        assert picture(arrays) == want
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_fork_while_others_load(path: Path, in_child: Any) -> None:
+    """A child that was forked in the middle of other threads' work can load: no lock stays behind."""
+    stop = threading.Event()
+
+    def load_on() -> None:
+        while not stop.is_set():
+            tensorio.load(path)
+
+    loaders = [threading.Thread(target=load_on, daemon=True) for _ in range(3)]
+    for loader in loaders:
+        loader.start()
+    try:
+        for _ in range(10):
+            assert in_child(lambda: tensorio.load(path) is not None)
+    finally:
+        stop.set()
+        for loader in loaders:
+            loader.join(30)
 
 
 def test_one_object_saved_by_all(tmp_path: Path) -> None:
