@@ -26,6 +26,12 @@ HERE = Path(__file__).resolve().parent
 WORK = Path("/tmp/golden")
 SYSTEM = ["libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "libgomp.so.1", "libpthread.so.0",
           "ld-linux-x86-64.so.2", "librt.so.1", "libdl.so.2"]  # fmt: skip
+PLATFORMS = ["manylinux1_x86_64", "manylinux2014_x86_64", "manylinux_2_28_x86_64"]
+TAGS = """
+import sys, sysconfig
+tag = (sysconfig.get_config_var("SOABI") or "cpython-27mu").split("-")[1]
+print("%d.%d.%d cp%s" % (sys.version_info[:3] + (tag,)))
+"""
 GPU = re.compile(r"lib(cu|nv|nccl)")
 
 
@@ -40,8 +46,12 @@ def install(release: str, python: str) -> None:
     """Lay the wheel and what it needs, GPU libraries and compilers aside, under WORK."""
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir()
-    run(python, "-m", "pip", "download", "-q", "--no-deps", "-d", WORK, f"torch=={release}")
-    wheel = next(WORK.glob("torch-*.whl"))
+    version, tag = run(python, "-c", TAGS).split()
+    wanted_by = ["--python-version", version, "--implementation", "cp", "--abi", tag]
+    wanted_by += [word for platform in PLATFORMS for word in ("--platform", platform)]
+    fetch = (sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", WORK)
+    run(*fetch, *wanted_by, f"torch=={release}")
+    wheel = next(WORK.glob(f"torch-{release}-*.whl"))
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             if not name.endswith(".a") and "/include/" not in name:
@@ -49,13 +59,10 @@ def install(release: str, python: str) -> None:
         facts = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         wanted = Parser().parsestr(archive.read(facts).decode()).get_all("Requires-Dist") or []
     wheel.unlink()
-    version = tuple(map(int, run(python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").split(".")))
     names = {w for w in wanted if not w.startswith(("nvidia", "triton", "cuda")) and "extra ==" not in w}
     names |= {"numpy<2" if tuple(map(int, release.split(".")[:2])) < (2, 3) else "numpy"}
-    if version < (3, 0):
-        names.add("future")  # torch 1.0 does not say so
-    if version < (3, 7):
-        names = {n for n in names if "typing" not in n} | {"typing_extensions<4.2"}
+    if tag in ("cp27mu", "cp36m"):  # too old for today's; torch 1.0 names neither
+        names = {n for n in names if "typing" not in n} | {"typing_extensions<4.2", "future"}
     run(python, "-m", "pip", "install", "-q", "--target", WORK / "deps", *sorted(names))
 
 
