@@ -61,8 +61,9 @@ def install(release: str, python: str) -> None:
     wheel.unlink()
     names = {w for w in wanted if not w.startswith(("nvidia", "triton", "cuda")) and "extra ==" not in w}
     names |= {"numpy<2" if tuple(map(int, release.split(".")[:2])) < (2, 3) else "numpy"}
-    if tag in ("cp27mu", "cp36m"):  # too old for today's; torch 1.0 names neither
-        names = {n for n in names if "typing" not in n} | {"typing_extensions<4.2", "future"}
+    if tag in ("cp27mu", "cp36m"):  # whose pip takes what is too new for it; torch 1.0 names none of these
+        names = {"numpy<1.17" if tag == "cp27mu" else "numpy<1.20", "typing_extensions<4.2", "future", "six"}
+        names |= {"typing", "enum34"} if tag == "cp27mu" else {"dataclasses"}
     run(python, "-m", "pip", "install", "-q", "--target", WORK / "deps", *sorted(names))
 
 
