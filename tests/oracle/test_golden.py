@@ -111,7 +111,7 @@ def walk(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from walk(value, (*path, key))
-    elif isinstance(tree, list | tuple):
+    elif isinstance(tree, list | tuple) and not isinstance(tree, tensorio.Device):
         for i, value in enumerate(tree):
             yield from walk(value, (*path, i))
     else:
@@ -124,8 +124,12 @@ def spelt(value: Any) -> Any:
         return value.hex()
     if isinstance(value, bytes | bytearray):
         return value.hex()
+    if isinstance(value, tensorio.Device):
+        return value.type if value.index is None else f"{value.type}:{value.index}"
+    if isinstance(value, tensorio.TorchDType):
+        return f"torch.{value}"
     if value is None or isinstance(value, bool | str):
-        return str(value) if type(value) not in (type(None), bool, str) else value
+        return value
     if isinstance(value, set | frozenset):
         return sorted(str(item) for item in value)
     return str(value)
