@@ -8,7 +8,8 @@ C_STYLED = $(filter-out csrc/crc32_tables.h,$(wildcard csrc/*.[ch] tests/c/*.[ch
 SOURCES = $(wildcard csrc/*.[ch] src/tensorio/*.pyx src/tensorio/*.px[di]) setup.py pyproject.toml
 PYTEST = $(BIN)/python -m pytest
 
-.PHONY: all test demo bench lint type ccheck ctest ctest-arm coverage fuzz fuzz-long asan tsan pythons sdist format clean
+.PHONY: all test hostile-long golden demo bench lint type ccheck ctest ctest-arm coverage fuzz fuzz-long asan tsan pythons \
+	sdist format clean
 .DELETE_ON_ERROR:
 
 all: $(VENV)/.test
@@ -44,6 +45,14 @@ $(VENV)/.build: $(VENV)/.test
 
 test: $(VENV)/.test
 	$(PYTEST) $(T)
+
+# The hostile tests at the size of a release: every byte by all 255 changes, 10 million changed parts. Hours.
+hostile-long: $(VENV)/.test
+	TENSORIO_HOSTILE=100 $(PYTEST) tests/hostile --timeout=0 $(T)
+
+# The golden files of one release of torch, e.g. RELEASE=2.8.0 FOR=python3.11; see tests/golden/README.md.
+golden:
+	$(PYTHON) tools/golden_release.py $(RELEASE) $(FOR)
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m tensorio demo

@@ -7,6 +7,7 @@ of the layers outside them. Everything follows from the random generator that is
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
@@ -23,15 +24,21 @@ import oldfiles
 
 Random = random.Random
 
-ENDS = [0, 1, 2, 7, 8, 63, 64, 127, 128, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**61, 2**62,
-        2**63 - 1, 2**63, 2**64 - 1]  # fmt: skip
-WORDS = ["", "0", "1", "a", "storage", "cpu", "cuda:0", "meta", "latin1", "..", "a/b", "\0", "\u20ac", "x" * 200, "weight",
-         "data.pkl", "version", "little", "big", "float32", "f4", ">f4"]  # fmt: skip
-NAMES = [("torch", "FloatStorage"), ("torch", "QInt8Storage"), ("torch.storage", "UntypedStorage"), ("torch", "float8_e5m2"),
-         ("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_tensor_v3"), ("torch", "Size"),
-         ("torch._utils", "_rebuild_qtensor"), ("torch._utils", "_rebuild_sparse_tensor"), ("os", "system"),
-         ("torch._utils", "_rebuild_parameter"), ("collections", "OrderedDict"), ("builtins", "set"),
-         ("torch.jit._pickle", "build_intlist"), ("__torch__.m", "Net"), ("numpy", "dtype")]  # fmt: skip
+ENDS = [
+    0, 1, 2, 7, 8, 63, 64, 127, 128, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**61, 2**62,
+    2**63 - 1, 2**63, 2**64 - 1,
+]  # fmt: skip
+WORDS = [
+    "", "0", "1", "a", "storage", "cpu", "cuda:0", "meta", "latin1", "..", "a/b", "\0", "\u20ac", "x" * 200, "weight",
+    "data.pkl", "version", "little", "big", "float32", "f4", ">f4",
+]  # fmt: skip
+NAMES = [
+    ("torch", "FloatStorage"), ("torch", "QInt8Storage"), ("torch.storage", "UntypedStorage"), ("torch", "float8_e5m2"),
+    ("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_tensor_v3"), ("torch", "Size"),
+    ("torch._utils", "_rebuild_qtensor"), ("torch._utils", "_rebuild_sparse_tensor"), ("os", "system"),
+    ("torch._utils", "_rebuild_parameter"), ("collections", "OrderedDict"), ("builtins", "set"),
+    ("torch.jit._pickle", "build_intlist"), ("__torch__.m", "Net"), ("numpy", "dtype"),
+]  # fmt: skip
 
 
 def int_in(rng: Random, bits: int) -> int:
@@ -45,10 +52,8 @@ def int_in(rng: Random, bits: int) -> int:
 def opcodes(pickle: bytes) -> list[bytes]:
     """The opcodes of a pickle with their arguments; what is behind the end is the last of them."""
     starts: list[int] = []
-    try:
+    with contextlib.suppress(Exception):
         starts.extend(at for _, _, at in pickletools.genops(pickle) if at is not None)
-    except Exception:
-        pass
     ops = [pickle[a:b] for a, b in itertools.pairwise([*starts, len(pickle)])]
     if ops and ops[-1][:1] == b"." and len(ops[-1]) > 1:
         ops[-1:] = [b".", ops[-1][1:]]
@@ -225,7 +230,9 @@ def tar_archive(rng: Random, data: bytes, pieces: list[bytes]) -> bytes:
         members.insert(i, members[rng.randrange(len(members))])
     else:
         field, width = rng.choice([("name", 100), ("size", 12), ("sum", 8), ("type", 1), ("magic", 8), ("link", 100)])
-        fields[field] = rng.choice([b"%011o\0" % int_in(rng, 33), rng.randbytes(8), b"../x\0", b"\x80" + bytes(11)])[:width]
+        fields[field] = rng.choice([b"%011o\0" % int_in(rng, 33), rng.randbytes(8), b"../x\0", b"\x80" + bytes(11)])[
+            :width
+        ]
     parts = [oldfiles.tar_member(n, h, **(fields if k == i else {})) for k, (n, h) in enumerate(members)]
     return oldfiles.tar_file(*parts)
 

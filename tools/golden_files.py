@@ -56,6 +56,15 @@ def stream(path):
     return made
 
 
+@file(".pt")
+def mathbits(path):
+    """Conjugated and negated views, as the release reads them: before 2.0 the mark was not saved."""
+    need(torch.Tensor, "resolve_conj")
+    z = torch.view_as_complex(torch.arange(8.0).reshape(4, 2))
+    torch.save({"plain": z, "conjugate": z.conj(), "negative": z.clone().conj().imag}, path)
+    return torch.load(path)
+
+
 @file(".pkl")
 def plain(path):
     """The pickle module alone: each storage is a legacy file within the pickle."""

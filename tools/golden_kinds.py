@@ -291,13 +291,6 @@ def meta():
 
 
 @tree()
-def mathbits():
-    need(torch.Tensor, "resolve_conj")
-    z = torch.view_as_complex(torch.arange(8.0).reshape(4, 2))
-    return {"plain": z, "conjugate": z.conj(), "negative": z.clone().conj().imag}
-
-
-@tree()
 def attributes():
     noted = torch.arange(3.0)
     noted.note = "of the user"

@@ -10,7 +10,7 @@ import pytest
 import cases
 import tensorio
 
-FILES = ["torch_zip_small", "torch_zip_by_hand", "torch_zip_deflated", "safetensors_small", "safetensors_unaligned"]
+FILES = list(cases.CASES)
 
 
 @pytest.mark.parametrize("name", FILES)
