@@ -341,7 +341,8 @@ class Run:
 
     def __init__(self, seed: int, seconds: float) -> None:
         self.seed = seed
-        self.until = time.monotonic() + seconds
+        self.seconds = seconds
+        self.until = 0.0
         self.total = Findings()
         self.source = Source()
         self.shared = Shared()
@@ -385,6 +386,7 @@ class Run:
     def __call__(self) -> int:
         warm_up(self.folder)
         start = said = time.monotonic()
+        self.until = start + self.seconds
         number = 0
         try:
             while time.monotonic() < self.until:

@@ -32,8 +32,8 @@ fuzz_c() {
     "$clang" "${flags[@]}" -Icsrc "fuzz/fuzz_$target.c" csrc/*.c -o "$folder/$target"
     "$python" fuzz/seeds.py "$target" "$folder/seeds" 2>"$folder/seeds.log" || { cat "$folder/seeds.log"; return 1; }
     [ -n "${dict[$target]:-}" ] && options+=("-dict=fuzz/dicts/${dict[$target]}.dict")
-    # A unit may take no second, and no more than a gibibyte.
-    if ! "$folder/$target" -max_total_time="$seconds" -max_len="${longest[$target]:-4096}" -timeout=1 \
+    # Of wall time, on a machine that may be busy: that cost is linear, the targets check by counting.
+    if ! "$folder/$target" -max_total_time="$seconds" -max_len="${longest[$target]:-4096}" -timeout=20 \
         -rss_limit_mb=1024 -malloc_limit_mb=256 -use_value_profile=1 -print_final_stats=1 -artifact_prefix="$folder/" \
         -reload=0 "${options[@]}" "$folder/corpus" "$folder/seeds" >"$folder/log" 2>&1; then
         grep -E 'does not hold|ERROR|SUMMARY|Test unit written|runtime error' "$folder/log" | head -20
