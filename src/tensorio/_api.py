@@ -389,7 +389,7 @@ def scan(path: Any, *, allow: Iterable[str | type] = (), progress: Progress | No
 
 
 def identify(path: Any) -> str:
-    """Return the name of a file's format, by its first bytes.
+    """Return the name of a file's format: by its first bytes; by its suffix if they say nothing.
 
     Raises
     ------
@@ -399,7 +399,7 @@ def identify(path: Any) -> str:
     storage, _, name = open_storage(path)
     try:
         with error_context(path=name):
-            return formats.of_storage(storage).NAME
+            return formats.of_storage(storage, path=name).NAME
     finally:
         storage.close()
 

@@ -124,7 +124,9 @@ cdef class _Arrays(_Tensors):
         if kind == K_NP_SCALAR:
             return rebuild.np_scalar(tuple([self.undecoded(arg) for arg in self.spelled_out(args)]))
         if kind == K_NP_FROMBUFFER:
-            if len(args) != 4:
+            if len(args) == 5 and args[3] == "K" and args[4] is not None:  # transposed: in the order of these axes
+                return self.np_array((1, args[2], args[1], False, args[0]), args[4])
+            if not (len(args) == 4 or len(args) == 5 and args[4] is None):
                 self.wrong("expected bytes, dtype, shape and order to rebuild an array")
             return self.np_array((1, args[2], args[1], args[3] == "F", args[0]))
         if kind == K_NP_RECONSTRUCT:
@@ -141,17 +143,20 @@ cdef class _Arrays(_Tensors):
         return made
 
     @cython.final
-    cdef object np_array(self, object state):
+    cdef object np_array(self, object state, object axes=None):
         """An array, from its state: a tensor, over the pickle's own bytes where they are elements as they stand."""
         cdef Py_ssize_t at = -1, nbytes = 0
-        if self.own_storage >= 0 and PyTuple_CheckExact(state) and len(<tuple> state) == 5:
+        if self.own_storage >= 0 and PyTuple_CheckExact(state) and len(<tuple> state) == 5 \
+                and PyLong_CheckExact(state[0]) and state[0] == 1:
             at = self.place_of(state[4], &nbytes)
         if at >= 0:
-            layout = _rebuild_module().np_layout(state[1], state[2], state[3], nbytes)
+            layout = _rebuild_module().np_layout(state[1], state[2], state[3], nbytes, axes)
             if layout is not None:
                 return self.own_tensor(layout, self.own_storage, self.start + at, nbytes)
         made = _rebuild_module().np_empty()
         self.numpy_state(made, state)
+        if axes is not None:
+            made = _rebuild_module().np_transposed(made, axes)
         if self.made_storage is None:
             return made
         layout, data = _rebuild_module().np_made(made)

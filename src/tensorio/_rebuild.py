@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from typing import Any
 
 import numpy as np
 
-from tensorio.dtypes import c_strides, of_numpy
+from tensorio.dtypes import c_strides, numpy_dtype, of_numpy
 from tensorio.errors import HeaderError, LimitError, UnsupportedError, escaped
 
 __all__ = [
@@ -20,11 +21,14 @@ __all__ = [
     "np_dtype",
     "np_dtype_state",
     "np_empty",
+    "np_has_objects",
     "np_layout",
+    "np_made",
     "np_nbytes",
     "np_reconstruct",
     "np_scalar",
     "np_state",
+    "np_transposed",
 ]
 
 # One letter of a plain type, or O for arrays of Python objects, and its width in bytes.
@@ -52,7 +56,9 @@ def lazy_bits(array: Any, conj: bool, neg: bool) -> Any:
 
 
 def np_dtype(args: tuple[Any, ...]) -> np.dtype[Any]:
-    """Answer ``numpy.dtype(letter, align, copy)`` with a fresh dtype."""
+    """Answer ``numpy.dtype(letter, align, copy)`` with a fresh dtype; or, of a type of ml_dtypes, with the only one."""
+    if 1 <= len(args) <= 3 and getattr(args[0], "kind_name", "") == "np_type":
+        return numpy_dtype(args[0].name)
     letter = _word(args[0]) if 1 <= len(args) <= 3 else None
     if type(letter) is not str or not _TYPE.match(letter):
         raise UnsupportedError(f"NumPy dtype {escaped(letter)} in a pickle: expected a plain type")
@@ -76,6 +82,10 @@ def np_dtype_state(dtype: np.dtype[Any], state: Any) -> None:
         raise UnsupportedError("NumPy dtype with fields, a shape or a unit in a pickle")
     if not all(_is_int(part) for part in state[5:8]):
         raise HeaderError("NumPy dtype in a pickle: expected size, alignment and flags as ints")
+    if dtype.isbuiltin == 2:  # a type of ml_dtypes, which everybody shares
+        if order == (">" if sys.byteorder == "little" else "<"):
+            raise UnsupportedError(f"NumPy dtype {dtype.name} of the other byte order in a pickle")
+        return
     flags = 63 if dtype.hasobject else 0
     # Element size and alignment are the type's own (-1), or a string's width.
     size = (dtype.itemsize, 4 if dtype.kind == "U" else 1) if dtype.kind in "SUV" else (-1, -1)
@@ -155,7 +165,20 @@ def np_nbytes(shape: Any, dtype: Any) -> int:
     return nbytes
 
 
-def np_layout(shape: Any, dtype: Any, fortran: Any, nbytes: int) -> tuple[int, Any, tuple[int, ...]] | None:
+def np_transposed(array: Any, axes: Any) -> Any:
+    """Return a view with its axes in another order."""
+    return array.transpose(_order_of(axes, array.ndim))
+
+
+def _order_of(axes: Any, rank: int) -> tuple[int, ...]:
+    if type(axes) is not tuple or not all(map(_is_int, axes)) or sorted(axes) != list(range(rank)):
+        raise HeaderError("NumPy array in a pickle: expected its axes in some order")
+    return axes
+
+
+def np_layout(
+    shape: Any, dtype: Any, fortran: Any, nbytes: int, axes: Any = None
+) -> tuple[int, tuple[int, ...], tuple[int, ...]] | None:
     """Return (dtype code, shape, strides in bytes) of an array of `nbytes`; None if it is no plain tensor."""
     _check_layout(shape, dtype, fortran)
     row = None if dtype.hasobject or not dtype.isnative else of_numpy(dtype)
@@ -167,14 +190,19 @@ def np_layout(shape: Any, dtype: Any, fortran: Any, nbytes: int) -> tuple[int, A
     strides = c_strides(shape[::-1] if fortran else shape, dtype.itemsize)
     if any(step >= 1 << 63 for step in strides):  # no element is there to be reached by them
         return None
-    return row.code, shape, strides[::-1] if fortran else strides
+    strides = strides[::-1] if fortran else strides
+    if axes is not None:
+        order = _order_of(axes, len(shape))
+        shape, strides = tuple(shape[axis] for axis in order), tuple(strides[axis] for axis in order)
+    return row.code, shape, strides
 
 
 def np_made(array: Any) -> tuple[tuple[int, Any, tuple[int, ...]] | None, Any]:
     """Return what `np_layout` does of an array in memory, and its bytes in native order, flat (a view or a copy)."""
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
-    layout = np_layout(native.shape, native.dtype, not native.flags.c_contiguous, native.nbytes)
-    return layout, native.reshape(-1, order="A").view(np.uint8) if layout is not None else None
+    fortran = native.flags.f_contiguous and not native.flags.c_contiguous
+    layout = np_layout(native.shape, native.dtype, fortran, native.nbytes)
+    return layout, None if layout is None else native.reshape(-1, order="F" if fortran else "C").view(np.uint8)
 
 
 def np_scalar(args: tuple[Any, ...]) -> Any:

@@ -122,7 +122,7 @@ cdef dict _KINDS = {
     "rebuild_qtensor": K_REBUILD_QTENSOR, "rebuild_from_type": K_REBUILD_FROM_TYPE, "ordered_dict": K_ORDERED_DICT,
     "ellipsis": K_VALUE, "load_from_bytes": K_LOAD_FROM_BYTES,
     "joblib_array": K_JOBLIB_ARRAY, "np_reconstruct": K_NP_RECONSTRUCT, "np_frombuffer": K_NP_FROMBUFFER, "np_scalar": K_NP_SCALAR,
-    "np_ndarray": K_NP_NDARRAY, "np_dtype": K_NP_DTYPE,
+    "np_ndarray": K_NP_NDARRAY, "np_type": K_NP_NDARRAY, "np_dtype": K_NP_DTYPE,
 }
 
 
@@ -158,7 +158,7 @@ cdef dict _make_globals():
         elif entry.kind in _TYPES and entry.kind != "ordered_dict":
             g.value = _TYPES[entry.kind]
             _BY_TYPE[g.value] = g
-        elif entry.dtype:
+        elif entry.dtype and entry.kind != "np_type":
             g.value = TorchDType(entry.dtype) if entry.kind == "dtype" else None
             if entry.dtype in _BY_NAME:
                 g.dtype, g.itemsize = _BY_NAME[entry.dtype].code, _BY_NAME[entry.dtype].itemsize

@@ -212,6 +212,9 @@ def _build() -> dict[tuple[str, str], Entry]:
         ("numpy.core.memmap", "memmap"), ("numpy._core.memmap", "memmap"),
     ):  # fmt: skip
         table[module, name] = Entry("np_ndarray", why="a tag: the class of an array to be filled")
+    for row in BY_NAME.values():
+        if row.numpy.startswith("ml_dtypes:"):
+            table["ml_dtypes", row.name] = Entry("np_type", row.name, "a tag: an element type of an array")
     table["numpy", "dtype"] = Entry("np_dtype", why="a type letter and a width; no objects' dtypes")
     table["joblib.numpy_pickle", "NumpyArrayWrapper"] = Entry("joblib_array", why="an array of checked size behind it")
     table["torch.storage", "_load_from_bytes"] = Entry("load_from_bytes", why="a storage, read by the same machine")

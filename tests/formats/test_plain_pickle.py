@@ -19,7 +19,7 @@ from tensorio import HeaderError, TruncatedError, UnknownFormatError, UnsafePick
 
 PROTOCOLS = range(6)
 ARRAYS = {
-    **{f"{dtype}": cases.array(dtype, (3, 5)) for dtype in cases.DTYPES if dtype in np.sctypeDict},
+    **{dtype: cases.array(dtype, (3, 5)) for dtype in cases.DTYPES},
     "scalar": np.array(2.5),
     "empty": np.zeros((0, 3), "f4"),
     "one": np.arange(1),
@@ -36,7 +36,9 @@ ARRAYS = {
 
 def equal(got: Any, want: Any) -> bool:
     """Values and shape, and the type in native byte order."""
-    return bool(got.dtype == want.dtype.newbyteorder("=") and got.shape == want.shape and (got == want).all())
+    native = want.astype(want.dtype.newbyteorder("="))
+    same = got.tolist() == native.tolist() if native.dtype.hasobject else got.tobytes() == native.tobytes()
+    return got.dtype == native.dtype and got.shape == native.shape and same
 
 
 # --------------------------------------------------------------------------- NumPy
@@ -125,10 +127,11 @@ def test_matrix_and_memmap_are_arrays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_names_select_arrays(protocol: int) -> None:
-    data = pickle.dumps({"a": np.arange(3), "b": [np.arange(4), np.arange(5)], "c": 1}, protocol)
-    assert str(tensorio.load(data, names=["b.1"])) == str({"b": {1: np.arange(5)}}) or [
-        leaf.tolist() for leaf in tensorio.load(data, names=["b.1"])["b"] if isinstance(leaf, np.ndarray)
-    ] == [[0, 1, 2, 3, 4]]
+    data = pickle.dumps({"a": np.arange(3), "b": {"x": np.arange(4), "y": np.arange(5)}, "c": 1}, protocol)
+    tree = tensorio.load(data, names=["b.y"])
+    assert list(tree) == ["b"]
+    assert list(tree["b"]) == ["y"]
+    assert tree["b"]["y"].tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -187,8 +190,8 @@ def test_packed_file_under_a_pickles_name_says_what_it_is(data: bytes, words: st
 
 def test_file_that_is_no_pickle_under_its_name_says_where(tmp_path: Path) -> None:
     path = tmp_path / "x.pkl"
-    path.write_bytes(b"{'a': 1}")
-    with pytest.raises(HeaderError, match="opcode 0x7b"):
+    path.write_bytes(b"a = 1")
+    with pytest.raises(HeaderError, match="opcode 0x61"):
         tensorio.load(path)
 
 
@@ -286,7 +289,7 @@ def test_array_cut_short_says_where(tmp_path: Path) -> None:
 def test_nothing_writes_it(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="read only"):
         tensorio.save({"a": np.ones(3)}, tmp_path / "x.pkl", format="pickle")
-    with pytest.raises(ValueError, match="suffix '.pkl'"):
+    with pytest.raises(ValueError, match=r"suffix '\.pkl'"):
         tensorio.save({"a": np.ones(3)}, tmp_path / "x.pkl")
 
 
@@ -350,7 +353,7 @@ def test_joblib_file_cut_short_or_changed_gives_an_error_or_a_result(tmp_path: P
 def test_torch_tensors_pickled_without_torch_save_equal_what_pickle_loads(protocol: int, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     w = torch.arange(12.0).reshape(3, 4)
-    obj = {"w": w, "part": w[1:, ::2], "half": torch.ones(3).half(), "new": torch.arange(4, dtype=torch.uint16),
+    obj = {"w": w, "part": w[1:, ::2], "half": torch.ones(3).half(), "new": torch.arange(4).to(torch.uint16),
            "empty": torch.zeros(0), "p": torch.nn.Parameter(torch.ones(2)), "note": "x"}  # fmt: skip
     path = tmp_path / "x.pkl"
     path.write_bytes(pickle.dumps(obj, protocol))

@@ -135,9 +135,8 @@ def located(start: int, part: str) -> Iterator[None]:
 
 def _order(keys: object, loaded: Loaded) -> list[tuple[int, Mentioned]]:
     """The mentioned storages in the order in which the stream lists them, each with its number; all, and each once."""
-    part = {"record": "list of storage keys", "offset": loaded.end}
     if type(keys) is not list:
-        raise HeaderError(f"expected a list, found {type(keys).__name__}", **part)
+        raise _wrong_list(f"expected a list, found {type(keys).__name__}", loaded)
     numbers = {mentioned.key: i for i, mentioned in enumerate(loaded.mentioned)}
     order = []
     for key in keys:
@@ -146,14 +145,16 @@ def _order(keys: object, loaded: Loaded) -> list[tuple[int, Mentioned]]:
         if number is None:
             known = any(mentioned.key == text for mentioned in loaded.mentioned)
             what = "it lists storage {} twice" if known else "it lists {}, which the object does not mention"
-            raise HeaderError(what.format(escaped(text)), **part)
+            raise _wrong_list(what.format(escaped(text)), loaded)
         order.append((number, loaded.mentioned[number]))
     if numbers:
-        raise HeaderError(
-            f"{len(numbers)} storages that the object mentions are not in it, such as {escaped(next(iter(numbers)))}",
-            **part,
-        )
+        one = escaped(next(iter(numbers)))
+        raise _wrong_list(f"{len(numbers)} storages that the object mentions are not in it, such as {one}", loaded)
     return order
+
+
+def _wrong_list(message: str, loaded: Loaded) -> HeaderError:
+    return HeaderError(message, record="list of storage keys", offset=loaded.end)
 
 
 def _storages(view: memoryview, at: int, order: list[tuple[int, Mentioned]]) -> tuple[list[StoredRecord], int]:
@@ -195,7 +196,7 @@ def require_reference_stream(view: memoryview, stream: Stream) -> None:
     """Refuse a stream that torch 2.13 would not write by default: header, order of the storages, bytes behind."""
     if view[: len(_REFERENCE)] != _REFERENCE:
         raise HeaderError("strict: expected the header of torch 2.13's legacy files", offset=0)
-    if view[stream.start : stream.start + 2] != b"\x80\x02":
+    if bytes(view[stream.start : stream.start + 2]) != b"\x80\x02":
         raise HeaderError("strict: expected an object pickled by protocol 2", record="object", offset=stream.start)
     names = [record.name for record in sorted(stream.records, key=lambda record: record.offset)]
     if names != sorted(names):

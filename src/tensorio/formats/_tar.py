@@ -90,7 +90,7 @@ def _checked_size(block: memoryview, at: int) -> int:
     """The bytes of a member, from a header whose checksum holds."""
     want = _number(block[_SUM], at)
     found = sum(block) - sum(block[_SUM]) + len(block[_SUM]) * ord(" ")
-    if block[_MAGIC] != b"ustar" or want != found:
+    if bytes(block[_MAGIC]) != b"ustar" or want != found:
         raise HeaderError(f"tar: expected a header with the checksum {want}, found {found}", offset=at)
     return _number(block[_SIZE], at)
 
