@@ -23,6 +23,7 @@ RANKS: list[tuple[str, ...]] = [
         "_calls",
         "_making",
         "_rebuild",
+        "_script_calls",
         "_scalars",
         "_script_calls",
         "_stdlib",
@@ -52,6 +53,7 @@ RANKS: list[tuple[str, ...]] = [
 EXCEPTIONS = {
     ("output", "plan"),  # for types only
     ("storage", "_arrays"),
+    ("ranges", "_arrays"),
 }
 RANK = {name: i for i, row in enumerate(RANKS) for name in row}
 

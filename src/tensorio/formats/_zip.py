@@ -107,6 +107,23 @@ class Archive:
             self.fail_checksum(record, crc, actual)
         return data
 
+    def check(self, record: int) -> None:
+        """Check the CRC of a record of any size, in flat memory."""
+        offset, compressed, size, crc, method, _ = _core.zip_record(self.rows, record)
+        actual = done = 0
+        unpacker = zlib.decompressobj(-15)
+        try:
+            for piece in self.storage.stream(offset, compressed):
+                waiting: memoryview | bytes = piece
+                while len(waiting) and done <= size:
+                    data = unpacker.decompress(waiting, PIECE) if method else waiting
+                    waiting = unpacker.unconsumed_tail
+                    actual, done = _core.crc32(data, actual), done + len(data)
+        except zlib.error as error:
+            raise HeaderError(f"deflated record: {error}", record=self.name(record), offset=offset) from None
+        if crc not in (0, actual):
+            self.fail_checksum(record, crc, actual)
+
     def _inflate(self, raw: memoryview, size: int, record: int, offset: int) -> memoryview:
         out = arena(size)
         unpacker = zlib.decompressobj(-15)

@@ -9,6 +9,7 @@ opened up to four levels deep.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from tensorio.errors import HeaderError, LimitError, TensorIOError, UnknownForma
 from tensorio.formats._base import Opened
 from tensorio.formats._join import Joined, member_storage
 from tensorio.formats._tar import BLOCK, is_tar, members
-from tensorio.formats._zip import Archive
+from tensorio.formats._zip import CHECKED_ON_OPEN, Archive
 from tensorio.formats._zip_kind import LOCAL_HEADER, MEMBERS, OTHER, kind
 from tensorio.ranges import RangeStorage
 from tensorio.storage import MemoryStorage
@@ -33,6 +34,7 @@ SUFFIXES = ()
 OPENED_BY_SUFFIX = ()
 
 MAX_MEMBERS = 1 << 16  # looked at; each costs a page of the file
+CLAIMS = re.compile(r"\.(?:pt|pth|pt2|ptl|ckpt|safetensors)\Z", re.IGNORECASE)  # names of checkpoints, surely
 HEAD = 4096  # bytes of a packed member that are unpacked to see what it is
 
 
@@ -74,6 +76,12 @@ class _Zip:
         """The whole of it."""
         return member_storage(self.archive, self.names[name], options)
 
+    def check(self, name: str) -> None:
+        """Raise if its bytes changed since it was packed: it is called a checkpoint, or small."""
+        record = self.names[name]
+        if CLAIMS.search(name) or _core.zip_record(self.archive.rows, record)[1] <= CHECKED_ON_OPEN:
+            self.archive.check(record)
+
     def records(self, joined: Joined) -> Iterator[StoredRecord]:
         """The archive's own records: their checksums cover all of each member."""
         return iter(self.archive.records())
@@ -94,6 +102,9 @@ class _Tar:
     def member(self, name: str, options: OpenOptions) -> Storage:
         """The whole of it."""
         return self.head(name)
+
+    def check(self, name: str) -> None:
+        """Nothing: a tar archive has no checksums of its own."""
 
     def records(self, joined: Joined) -> Iterator[StoredRecord]:
         """Those of the members: a tar archive has no checksums of its own."""
@@ -125,6 +136,9 @@ def open(storage: Storage, options: OpenOptions) -> Opened:
         if _is_checkpoint(member, name):  # now that all of it can be seen
             tree[name] = joined.add(name, member, inner)
     joined.finish()
+    skipped = tuple(name for name in outer.names if name not in tree and not name.endswith("/"))
+    for name in skipped:  # damage at its very beginning must not make a checkpoint pass for something else
+        outer.check(name)
     if not tree:
         raise UnknownFormatError(_nothing(list(outer.names)))
 
@@ -142,7 +156,7 @@ def open(storage: Storage, options: OpenOptions) -> Opened:
         records=lambda: outer.records(joined),
         payloads=joined.records,
         fill=fill,
-        skipped=tuple(name for name in outer.names if name not in tree and not name.endswith("/")),
+        skipped=skipped,
     )
 
 
