@@ -25,11 +25,12 @@ import pytest
 import cases
 import hexfile
 import tensorio
-from conftest import Child
 from hexfile import Rec, name, number, pickled, proto, text
 from tensorio.dangers import danger
 from tensorio.scanning import _collect
 from tensorio.scanning._walk import Walk, walk
+
+Child = Callable[..., Any]
 
 F32 = np.float32
 EVIL = name("os", "system") + b"(" + text("true") + b"tR"  # nothing here is ever loaded
