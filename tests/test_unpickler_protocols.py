@@ -124,6 +124,8 @@ BAD_TEXT = {
     "string_not_quoted": (b"Sabc\n.", HeaderError, "quoted"),
     "string_of_one_quote": (b"S'\n.", HeaderError, "quoted"),
     "string_quotes_differ": (b"S'abc\"\n.", HeaderError, "quoted"),
+    "string_unknown_escape": (b"S'a\\u0041'\n.", HeaderError, "escape"),
+    "string_half_escape": (b"S'\\x4'\n.", HeaderError, "escape"),
     "unicode_half_escape": (b"V\\u12\n.", HeaderError, "raw-unicode-escape"),
     "unicode_lone_half": (b"V\\ud83d\n.", HeaderError, "raw-unicode-escape"),
     "get_of_nothing": (b"g5\n.", HeaderError, "never set"),

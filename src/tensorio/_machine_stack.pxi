@@ -368,7 +368,10 @@ cdef class _Stack:
         self.charge(COST_OBJECT + 2 * len(text))
         if not _QUOTED.match(text):
             self.wrong("expected a quoted string")
-        return _ESCAPE.sub(_unescape, text[1:len(text) - 1])
+        try:
+            return _ESCAPE.sub(_unescape, text[1:len(text) - 1])
+        except KeyError:
+            self.wrong("an escape that no string literal has")
 
     @cython.final
     cdef object decoded(self, bytes raw, object encoding):
@@ -396,5 +399,5 @@ def _unescape(found):
     """One escape of a string literal, as Python 2's repr wrote it."""
     hexadecimal, octal, plain = found.groups()
     if plain is not None:
-        return _PLAIN_ESCAPES.get(plain, found.group())
+        return _PLAIN_ESCAPES[plain]
     return bytes([int(hexadecimal, 16) if hexadecimal else int(octal, 8) & 0xFF])
