@@ -635,6 +635,16 @@ def test_attributes_of_plain_tensors_are_dropped(name: str) -> None:
     assert rebuilt("from_type", array, TorchTag(name), {"persistent": True}) is array
 
 
+@pytest.mark.parametrize(
+    "state", [{"__class__": 1}, {1: 2}, {"a b": 1}, {"": 1}, [], 1, ({"a": 1}, []), ({}, {"__dict__": {}})], ids=str
+)
+def test_odd_attributes_of_plain_tensors_are_refused(state: Any) -> None:
+    with pytest.raises(HeaderError, match="attribute"):
+        rebuilt("from_type", floats(3), TorchTag("torch.Tensor"), state)
+    for good in (None, {}, {"a": [1]}, ({"_is_buffer": True}, {"slot": 1}), (None, {"b": 1})):
+        rebuilt("from_type", floats(3), TorchTag("torch.Tensor"), good)
+
+
 def test_class_that_the_caller_allowed_is_named() -> None:
     kind = rebuilt("from_type", floats(1), Known, None)
     assert (kind.module, kind.name, kind.state) == (Known.__module__, "Known", None)

@@ -9,6 +9,7 @@ tensors that ``torch.from_numpy`` makes of them.
 Opcodes: CPython's ``Lib/pickletools.py``; batching and memo: its
 ``Modules/_pickle.c``; the shape of a tensor's reduction: torch 2.13.
 """
+cimport cython
 from cpython cimport array
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
@@ -128,6 +129,7 @@ cdef struct Span:
     int32_t dtype
 
 
+@cython.final
 cdef class _Pickler:
     """One run over one object.
 

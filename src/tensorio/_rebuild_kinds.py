@@ -261,6 +261,7 @@ def from_type(args: Args, facts: Facts) -> object:
     if not facts.is_tensor(made) and not isinstance(made, TensorKind):
         raise _wrong("a tensor subclass", "a tensor to make it of")
     if type(cls) is TorchTag and (cls in PLAIN or (cls == NJT and type(made) is JaggedTensor)):
+        _plain_state(state)
         return made
     module, name = _class(cls)
     if type(made) is SubclassTensor:
@@ -269,6 +270,16 @@ def from_type(args: Args, facts: Facts) -> object:
         made = made.tensor
     piece = dtensor(made, state, facts) if (module, name) in DTENSORS else None
     return SubclassTensor(made, module, name, state) if piece is None else piece
+
+
+def _plain_state(state: object) -> None:
+    """Check attributes that are dropped: what would change the class itself is no attribute."""
+    for part in state if type(state) is tuple else (state,):
+        if part is not None and type(part) is not dict:
+            raise _wrong("a tensor with attributes", "a dict of them")
+        for name in part or ():
+            if type(name) is not str or not name.isidentifier() or (name.startswith("__") and name.endswith("__")):
+                raise HeaderError(f"pickle: attribute {escaped(name)} of a tensor")
 
 
 def device_tensor(args: Args, facts: Facts) -> object:
