@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-KINDS = "pt_zip,pt_pickle,safetensors"
+KINDS = "pt_zip,pt_pickle,pt_legacy,safetensors"
 
 
 # Reading a sparse file of 1 TiB into bytes is what the harness itself can't do; `special` goes by path only.

@@ -32,7 +32,9 @@ def test_import_brings_neither_numpy_nor_torch() -> None:
     assert out == "[]\n"
 
 
-@pytest.mark.parametrize("name", ["safetensors_small", "torch_zip_small", "torch_zip_by_hand"])
+@pytest.mark.parametrize(
+    "name", ["safetensors_small", "torch_zip_small", "torch_zip_by_hand", "torch_legacy_by_hand", "torch_tar_by_hand"]
+)
 def test_headers_need_no_numpy(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model"
     case = cases.CASES[name]()
