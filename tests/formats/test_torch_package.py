@@ -156,3 +156,28 @@ def test_strict_and_saving_are_refused_with_words(tmp_path: Path) -> None:
         tensorio.open(cases.CASES["torch_package_by_hand"]().data, strict=True)
     with pytest.raises((UnsupportedError, TensorMismatchError), match="read only"):
         tensorio.save({"x": np.ones(1)}, tmp_path / "x", format="torch_package")
+
+
+@pytest.mark.parametrize("method", [0, 8])
+def test_many_pickles_share_many_storages(method: int) -> None:
+    count = 30
+    raw = {str(i): np.full(3, i, "f4").tobytes() for i in range(count)}
+    pickles = {
+        f"{i}.pkl": b"](" + hexfile.tensor(str(i), 3, (3,)) + hexfile.tensor(str(i // 2), 3, (2,)) + b"e"
+        for i in range(count)
+    }
+    records = cases.package_records(pickles, raw)
+    for record in records:
+        record.method = method
+    data = hexfile.zip_file(records)
+    with tensorio.open(data) as checkpoint:
+        assert {name: a.tolist() for name, a in checkpoint.items()} == {
+            f"{i}.pkl.{j}": [i, i, i] if j == 0 else [i // 2] * 2 for i in range(count) for j in (0, 1)
+        }
+        assert [a.tolist() for a in checkpoint.tree()["7.pkl"]] == [[7, 7, 7], [3, 3]]
+    assert [a.tolist() for a in tensorio.load(data)["7.pkl"]] == [[7, 7, 7], [3, 3]]
+    tree = tensorio.load(data, names=["9.pkl.1"])
+    assert tree["9.pkl"][0].tolist() == [4, 4]
+    records[-5].name = "p/.data/x.storage"
+    with pytest.raises(HeaderError, match="no record"):
+        tensorio.open(hexfile.zip_file([r for r in records if r.name != "p/.data/5.storage"]))

@@ -53,6 +53,7 @@ class Joined:
         self.dims = array("q")
         self.storages: list[Storage] = [storage]
         self.metadata: dict[str, str] = {}
+        self._indexes = {id(storage): 0}
         self._options = options
         self._parts: list[tuple[str, Opened, int]] = []
         self._refused: list[UnsafePickleError] = []
@@ -116,11 +117,10 @@ class Joined:
             if isinstance(whole, RangeStorage) and part.whole is whole.whole:
                 return 0, part.offset - whole.offset
             storage, start = part.whole, part.offset
-        for i, known in enumerate(self.storages):
-            if known is storage:
-                return i, start
-        self.storages.append(storage)
-        return len(self.storages) - 1, start
+        index = self._indexes.setdefault(id(storage), len(self.storages))
+        if index == len(self.storages):
+            self.storages.append(storage)
+        return index, start
 
     def _shifted(self, opened: Opened, dims: int) -> array[int]:
         """A part's rows as rows of the whole."""

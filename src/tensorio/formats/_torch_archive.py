@@ -14,6 +14,7 @@ from tensorio.pickles import Records, Rules
 from tensorio.tensors import ROW, Table
 
 if TYPE_CHECKING:
+    from tensorio._arrays import Lease
     from tensorio.formats._base import OpenOptions
     from tensorio.pickles import Loaded
     from tensorio.storage import Storage
@@ -23,6 +24,7 @@ __all__ = ["MAX_PICKLE", "Pickled", "Pickles", "TorchArchive", "joined_refusal"]
 VERSIONS = range(1, 11)  # what torch's reader takes
 # What a pickle may unpack to if it is deflated: real ones are far below 1% of this.
 MAX_PICKLE = 64 << 20
+FEW = 8  # pickles that are each given all records
 MAX_NOTE = 1 << 20  # bytes of a text beside the tensors
 
 
@@ -156,6 +158,13 @@ class Pickled(NamedTuple):
     rules: Rules
 
 
+class _Known(NamedTuple):
+    """The records that one pickle is run with, and the archive's numbers of them."""
+
+    records: Records
+    numbers: list[int] | range
+
+
 class Pickles:
     """Pickles of one archive, as one table.
 
@@ -173,6 +182,7 @@ class Pickles:
         self._swapped = swapped
         self._extents = files.extents(swapped)
         self._first = [files.options.first_row] * len(parts)  # until they have been counted
+        self._known: list[_Known | None] = [None] * len(parts)
 
     def open(self) -> tuple[list[Any], Table, list[Storage]]:
         """Run all; their objects, with `Leaf` at the tensors, the table, and the storages."""
@@ -180,6 +190,7 @@ class Pickles:
         rows, dims = array("q"), array("q")
         objects = []
         refused: list[UnsafePickleError] = []
+        decoded = self._files.decoded(self._swapped)
         for i in range(len(self._parts)):
             self._first[i] = options.first_row + len(rows) // ROW
             try:
@@ -187,38 +198,72 @@ class Pickles:
             except UnsafePickleError as error:
                 refused.append(error)
                 continue
+            numbers = self._known_of(i).numbers
+            for at in range(4, len(loaded.rows), ROW):  # the storage column
+                if loaded.rows[at] < 0:
+                    loaded.rows[at] = decoded.index(numbers[-1 - loaded.rows[at]], loaded.rows[at - 4])
             objects.append(loaded.obj)
             rows.extend(loaded.rows)
             dims.extend(loaded.dims)
         if refused:
             raise joined_refusal(refused)
-        decoded = self._files.decoded(self._swapped)
-        for at in range(4, len(rows), ROW):  # the storage column
-            if rows[at] < 0:
-                rows[at] = decoded.index(-1 - rows[at], rows[at - 4])
         return objects, Table([], rows, dims), [self._files.storage, *decoded.storages]
 
     def fill(self, wanted: set[int] | None) -> list[Any]:
         """Run all once more; their objects, with arrays at the tensors."""
-        leases, decode = [self._files.storage.lease()], self._files.decoded(self._swapped).lease
-        return [self._run(i, leases, decode, wanted).obj for i in range(len(self._parts))]
+        leases, decoded = [self._files.storage.lease()], self._files.decoded(self._swapped)
+        return [self._run(i, leases, decoded, wanted).obj for i in range(len(self._parts))]
 
     def budget(self) -> int:
         """Bytes that naming the tensors may cost."""
         return naming_budget(sum(self._files.size(part.record) for part in self._parts))
 
-    def _run(self, i: int, leases: list[Any] | None, decode: Any = None, wanted: set[int] | None = None,
+    def _run(self, i: int, leases: list[Any] | None, decoded: Decoded | None = None, wanted: set[int] | None = None,
              first_dim: int = 0) -> Loaded:  # fmt: skip
         from tensorio import _unpickler
 
+        def decode(record: int, dtype: int) -> Lease:
+            assert decoded is not None
+            lease: Lease = decoded.lease(known.numbers[record], dtype)
+            return lease
+
         part = self._parts[i]
         with error_context(record=part.name):
+            known = self._known_of(i)
             return _unpickler.loads(
-                self._files.archive.checked(part.record, MAX_PICKLE),
-                Records(array("q"), part.keys, self._extents),
-                leases=leases, decode=decode, wanted=wanted, rules=part.rules,
+                self._bytes(i), known.records, leases=leases, decode=decode, wanted=wanted, rules=part.rules,
                 first_row=self._first[i], first_dim=first_dim,
             )  # fmt: skip
+
+    def _bytes(self, i: int) -> memoryview | bytes:
+        return self._files.archive.checked(self._parts[i].record, MAX_PICKLE)
+
+    def _known_of(self, i: int) -> _Known:
+        """The archive's records, as a pickle is run with them.
+
+        The machine's cost depends on how many it is given: of many pickles,
+        each is given those that it mentions.
+        """
+        known = self._known[i]
+        if known is None:
+            part = self._parts[i]
+            if len(self._parts) <= FEW:
+                records = Records(array("q"), part.keys, self._extents)
+                known = _Known(records, range(len(self._extents) // 3))
+            else:
+                known = self._mentioned(i)
+            self._known[i] = known
+        return known
+
+    def _mentioned(self, i: int) -> _Known:
+        from tensorio import _unpickler
+
+        part = self._parts[i]
+        loaded = _unpickler.loads(self._bytes(i), None, rules=part.rules)
+        keys = [storage.key for storage in loaded.mentioned if storage.key in part.keys]
+        numbers = [part.keys[key] for key in keys]
+        extents = array("q", [cell for n in numbers for cell in self._extents[3 * n : 3 * n + 3]])
+        return _Known(Records(array("q"), {key: n for n, key in enumerate(keys)}, extents), numbers)
 
 
 def joined_refusal(refused: list[UnsafePickleError]) -> UnsafePickleError:
