@@ -372,3 +372,52 @@ def test_range_of_writable_memory_is_writable() -> None:
     part.view()[0] = 7
     assert bytes(whole.view()) == b"\0\0\7" + bytes(7)
     assert part.writable
+
+
+# -------------------------------------------------------------------------------------- tar
+
+
+@pytest.mark.parametrize(("format", "depth"), [(tarfile.USTAR_FORMAT, 20), (tarfile.GNU_FORMAT, 30),
+                                               (tarfile.PAX_FORMAT, 30)])  # fmt: skip
+def test_tar_of_every_dialect(format: int, depth: int) -> None:
+    long = "deep/" * depth + "x.safetensors"
+    others = {"run": tarfile.DIRTYPE, "run/link.pt": tarfile.SYMTYPE, "run/hard.pt": tarfile.LNKTYPE}
+    notes = {"comment": "a commit"} if format == tarfile.PAX_FORMAT else None
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=format, pax_headers=notes) as archive:
+        for name, kind in others.items():
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname, info.mtime = kind, "l" * 4 * depth, 1
+            archive.addfile(info)
+        for name, data in (("run/a.pt", TORCH), (long, ST), ("ü.safetensors", ST)):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    with tensorio.open(out.getvalue()) as checkpoint:
+        assert list(checkpoint) == ["run/a.pt.w", f"{long}.x", "ü.safetensors.x"]
+        assert all(array.tolist() == W.tolist() for array in checkpoint.values())
+
+
+@pytest.mark.parametrize("name", ["/etc/x.pt", "../x.pt", "a/../x.pt"])
+def test_tar_names_that_leave_the_archive_are_refused(name: str) -> None:
+    for format in (tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT):
+        with pytest.raises(HeaderError, match="relative name"):
+            tensorio.open(tarred({"ok.pt": TORCH, name + "é" * (format == tarfile.PAX_FORMAT): TORCH}, format))
+
+
+def test_tar_members_of_one_name_are_refused() -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for _ in range(2):
+            info = tarfile.TarInfo("a.pt")
+            info.size = len(TORCH)
+            archive.addfile(info, io.BytesIO(TORCH))
+    with pytest.raises(HeaderError, match="one name"):
+        tensorio.open(out.getvalue())
+
+
+def test_damaged_tar_says_so() -> None:
+    data = bytearray(tarred({"a.pt": TORCH, "b.pt": TORCH}))
+    data[512 + (len(TORCH) + 511) // 512 * 512 + 3] ^= 1
+    with pytest.raises(HeaderError, match="checksum"):
+        tensorio.open(bytes(data))

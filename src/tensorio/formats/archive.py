@@ -47,7 +47,7 @@ def recognises(head: bytes, storage: Storage) -> bool:
 
 def _tar_names(head: bytes, storage: Storage) -> list[str]:
     try:
-        return list(members(storage.view()))
+        return list(members(storage.view(), ordinary=True))
     except TensorIOError:
         return [head[:100].decode("latin-1")]  # damaged: the first one's tells whose error to show
 
@@ -92,7 +92,7 @@ class _Tar:
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        self.names = members(storage.view())
+        self.names = members(storage.view(), ordinary=True)
 
     def head(self, name: str) -> Storage:
         """The whole of a member, too: nothing is packed here."""
