@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from tensorio.formats._salvage import Damaged
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["find_pickle", "whole_storages"]
 
+VOTERS = 9  # headers whose names tell the archive's folder
+
 
 def find_pickle(archive: Damaged, directory: Directory | None) -> tuple[str, Piece] | None:
     """Find the object's pickle.
@@ -23,31 +27,43 @@ def find_pickle(archive: Damaged, directory: Directory | None) -> tuple[str, Pie
     (prefix, piece) or None
         The folder of all records, and the pickle's own.
     """
+    prefix = _prefix(archive, directory)
     listed = None
     if directory is not None:
-        for entry in sorted(directory.entries.values()):
-            prefix, _, name = entry.name.partition("/")
-            if name == PICKLE and listed is None:
-                listed = prefix, archive.listed(directory, entry)
-    if listed is not None and listed[1].whole:
-        return listed
-    return _walked_pickle(archive) or listed
+        entries = (directory.entries[at] for at in directory.offsets)
+        entry = next((entry for entry in entries if entry.name == f"{prefix}/{PICKLE}"), None)
+        listed = None if entry is None else archive.listed(directory, entry)
+    if listed is None or not listed.whole:
+        listed = _walked_pickle(archive) or listed
+    return None if listed is None else (prefix, listed)
 
 
-def _walked_pickle(archive: Damaged) -> tuple[str, Piece] | None:
-    at = 0
+def _prefix(archive: Damaged, directory: Directory | None) -> str:
+    """The folder of all records, by what most of them say: any one name may be damaged."""
+    if directory is not None:
+        names = [entry.name for entry in directory.entries.values()]
+    else:
+        first = islice(archive.signatures(LOCAL, 0), VOTERS)
+        names = [header.name for header in map(archive.header, first) if header is not None]
+    count = Counter(name.partition("/")[0] for name in names)
+    return max(count, key=count.__getitem__, default="")
+
+
+def _walked_pickle(archive: Damaged) -> Piece | None:
+    at, storages = 0, False
     while (header := archive.header(at)) is not None:
-        prefix, _, name = header.name.partition("/")
+        name = header.name.partition("/")[2]
         piece = archive.whole(header)
         if name == PICKLE:
-            return prefix, piece or _unended(archive, header)
+            return piece or _unended(archive, header)
         if piece is None or piece.end is None or piece.state is State.CUT:
             break
+        storages |= name.startswith(FOLDER)
         at = piece.end
-    return _searched_pickle(archive, at)
+    return None if storages else _searched_pickle(archive, at)
 
 
-def _searched_pickle(archive: Damaged, lost: int) -> tuple[str, Piece] | None:
+def _searched_pickle(archive: Damaged, lost: int) -> Piece | None:
     """The thread was lost in front of the pickle: find its header, or its end in front of the next record's header."""
     for at in archive.signatures(LOCAL, lost + 1):
         header = archive.header(at)
@@ -55,11 +71,11 @@ def _searched_pickle(archive: Damaged, lost: int) -> tuple[str, Piece] | None:
             continue
         prefix, _, name = header.name.partition("/")
         if name == PICKLE:
-            return prefix, archive.whole(header) or _unended(archive, header)
+            return archive.whole(header) or _unended(archive, header)
         told = archive.before(at, lost + LOCAL_SIZE)
         if told is not None and bytes(archive.view[told[0] : told[0] + 1]) == b"\x80":
             piece = Piece(f"{prefix}/{PICKLE}", told[0], told[1], told[1], False, State.DAMAGED)
-            return prefix, archive.judge(piece, True, ())
+            return archive.judge(piece, True, ())
         if name.startswith(FOLDER):
             return None  # behind the first storage, there are only pickles of archives inside payloads
     return None

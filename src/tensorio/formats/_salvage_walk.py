@@ -7,7 +7,6 @@ storages.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -38,6 +37,8 @@ SIDE = (".format_version", ALIGNMENT, BYTEORDER, "version", ".data/serialization
 SIDE_MAX = 4096  # bytes between the payload of a side record and its end
 TEXT_MAX = 64  # bytes of side records that are kept
 LOCAL_SIZE, NARROW = 30, 16  # bytes of a local header and of a descriptor
+# What torch may have been told to align payloads to; 64 if it was not.
+ALIGNS = (ZIP_ALIGN, *(1 << i for i in range(16) if 1 << i != ZIP_ALIGN))
 # From how many records with unexpected names on the archive has no order of torch's, if they are the most.
 UNORDERED = 3
 # How many records in order outweigh one with an unexpected name.
@@ -88,6 +89,16 @@ class Order:
         if room is None:
             return place == due
         return place >= due and self._before[i][place] - self._before[i][due] <= room
+
+    def ahead(self) -> list[list[str]]:
+        """Return the keys that are still to come, in each order that may be the file's."""
+        return [keys[last + 1 :] for keys, last in zip(self._keys, self._last, strict=True)]
+
+    def follow(self, i: int, key: str) -> None:
+        """Go on behind `key` in the order of this number, which is the file's."""
+        self._keys, self._places, self._before = [self._keys[i]], [self._places[i]], [self._before[i]]
+        self._last = [self._places[0][key]]
+        self.confirmed += 1
 
     def take(self, key: str, room: int | None) -> None:
         """Go on behind `key`; one that does not fit counts as the one that was due."""
@@ -180,12 +191,15 @@ class Walk:
         self.central: int | None = None
         self._pickle = pickle
         self._proven = 0
+        self._aligns = [align for align in ALIGNS if pickle.start % align == 0]
         self._restart()
 
     def _restart(self) -> None:
         self._order = Order(self.sizes, LOCAL_SIZE + len(self.folder.encode()))
         self._doubts: list[Doubt] = []
         self._misfits = 0
+        self._linked = True  # whether what comes next follows the record that came before it in torch's order
+        self._displaced = False  # whether the records are not where torch would have put them
 
     @property
     def proven(self) -> bool:
@@ -200,10 +214,12 @@ class Walk:
 
     @property
     def align(self) -> int | None:
-        """What payloads start at multiples of; None if they don't."""
-        text = self.texts.get(ALIGNMENT, b"")
-        align = int(text) if text.isdigit() else ZIP_ALIGN
-        return align if 1 <= align <= ZIP_ALIGN_MAX and self._pickle.start % align == 0 else None
+        """What torch put payloads at multiples of; None if the records are not laid out by torch."""
+        return self._aligns[0] if self._aligns else None
+
+    def _learn(self, at: int, start: int, key: str) -> None:
+        """Keep to the alignments that put the payload of a record at `at` where it is."""
+        self._aligns = [align for align in self._aligns if self._placed(at, key, align) == start]
 
     # ---------------------------------------------------------------- the walk
 
@@ -223,16 +239,64 @@ class Walk:
         self._settle_doubts()
 
     def _search(self, lost: int) -> int | None:
-        """The thread is lost: go to the next header that fits, and return where the record behind it begins."""
-        signatures = self.archive.signatures(LOCAL, lost + 1)
-        known = self.directory.beyond(lost) if self.directory is not None else iter(())
-        done = lost
-        for at in heapq.merge(signatures, known):
-            if at > done:
-                done = at
-                after = self._step(at, lost)
-                if after is not None and after > at:
+        """The thread is lost: find it again, and return where the record behind that place begins.
+
+        The directory knows the places of all records; so does torch's layout, which leaves no choice. Where both are
+        of no help, a header will do whose record may come now.
+        """
+        for at in () if self.directory is None else self.directory.beyond(lost):
+            after = self._step(at, lost)
+            if after is not None and after > at:
+                self._displaced = False
+                return after
+        if self._linked and self.align is not None and not self._displaced:
+            places = [lost] if self._order.started else self._first_places(self.align)
+            for place in places:
+                after = self._leap(place, lost, self.align)
+                if after is not None:
                     return after
+            self._displaced = self._order.started
+        for at in self.archive.signatures(LOCAL, lost + 1):
+            after = self._step(at, lost)
+            if after is not None and after > at:
+                return after
+        return None
+
+    def _first_places(self, align: int) -> list[int]:
+        """Where the header of the first storage may be: behind the pickle and the side records of three times."""
+        byteorders = ([(BYTEORDER, 6)], [(BYTEORDER, 3)])
+        recent = [(".format_version", 1), (ALIGNMENT, len(str(align)))]
+        places = []
+        for records in (*(recent + record for record in byteorders), *byteorders, []):
+            at = self._pickle.end or 0
+            for name, size in records:
+                at = self._start_of(at, f"{self.prefix}/{name}", size, align) + size + NARROW
+            places.append(at)
+        return places
+
+    def _leap(self, place: int, lost: int, align: int) -> int | None:
+        """Go to the next record that is where torch puts it if the storage that is due has its header at `place`.
+
+        Each place takes more bytes than looking at it takes steps, so that all of this takes time linear in the gap.
+        """
+        for i, keys in enumerate(self._order.ahead()):
+            at = place
+            for key in keys:
+                start, size = self._placed(at, key, align), self.sizes[key]
+                if at > lost:
+                    header = self.archive.header(at)
+                    named = header is not None and self._key(header.name) == key and header.start == start
+                    reading = Reading(Source.ORDER, key, start, False, size > 0, (), True)
+                    unnamed = header is None and size > 0 and self._order.started
+                    piece = self._judged(reading) if named or unnamed else None
+                    if piece is not None and (named or piece.state is State.PROVEN):
+                        self._order.follow(i, key)
+                        self._note(key, piece)
+                        self._look_back(at, lost, key)
+                        return self._behind(reading, piece)
+                at = start + size + descriptor_size(at, size)
+                if at >= self.archive.nbytes:
+                    break
         return None
 
     def _step(self, at: int, lost: int | None) -> int | None:
@@ -258,9 +322,12 @@ class Walk:
                 if reading.confirmed and piece.state is State.PROVEN:
                     break
         if best is not None:
+            if best[0].source is Source.HEADER and header is not None:
+                self._learn(at, header.start, best[0].key)
+            after = self._take(*best, room)
             if lost is not None and best[0].confirmed:
                 self._look_back(at, lost, best[0].key)
-            return self._take(*best, room)
+            return after
         if header is None or self._key(header.name) is not None:
             return None
         return self._pass(header, lost is not None)
@@ -284,7 +351,8 @@ class Walk:
             yield Reading(
                 Source.DIRECTORY, listed, start, entry.deflated, entry.later, (entry.crc,), confirmed, entry.size
             )
-        if room is None and self.align is not None and not (header is not None and self._is_side(header.name)):
+        side = header is not None and self._is_side(header.name)
+        if room is None and self._linked and self.align is not None and not side:
             for key in self._order.expected():
                 if listed in (None, key):
                     start = self._placed(at, key, self.align)
@@ -301,22 +369,24 @@ class Walk:
 
     def _placed(self, at: int, key: str, align: int) -> int:
         """Where torch puts the payload of a record whose header is at `at`."""
-        start = at + LOCAL_SIZE + len(self.folder.encode()) + len(key.encode())
-        if self.sizes[key] >= MASKED or at >= MASKED:
-            start += 4 + (16 if self.sizes[key] >= MASKED else 0) + (8 if at >= MASKED else 0)
-        return -(-(start + 4) // align) * align
+        return self._start_of(at, self.folder + key, self.sizes[key], align)
+
+    @staticmethod
+    def _start_of(at: int, name: str, size: int, align: int) -> int:
+        start = at + LOCAL_SIZE + len(name.encode()) + 4
+        if size >= MASKED or at >= MASKED:
+            start += 4 + (16 if size >= MASKED else 0) + (8 if at >= MASKED else 0)
+        return -(-start // align) * align
 
     def _look_back(self, at: int, lost: int, key: str) -> None:
         """The record in front of a gap's end may have lost no more than its header: take it by its descriptor."""
-        told = self.archive.before(at, lost)
-        if told is None or (self.align is not None and told[0] % self.align):
+        told, due = self.archive.before(at, lost), self._order.before(key)
+        if told is None or len(due) != 1 or due[0] in self.pieces or self.sizes[due[0]] != told[1]:
             return
-        for other in self._order.before(key):
-            if other not in self.pieces and self.sizes[other] == told[1] > 0:
-                piece = Piece(self.folder + other, told[0], told[1], told[1], False, State.DAMAGED)
-                piece = self.archive.judge(piece, True, ())
-                if piece.state is State.PROVEN:
-                    self._note(other, piece)
+        piece = Piece(self.folder + due[0], told[0], told[1], told[1], False, State.DAMAGED)
+        piece = self.archive.judge(piece, True, ())
+        if piece.state is State.PROVEN and (self.align is None or piece.start % self.align == 0):
+            self._note(due[0], piece)
 
     # --------------------------------------------------------------- judgement
 
@@ -341,16 +411,22 @@ class Walk:
     def _take(self, reading: Reading, piece: Piece, room: int | None) -> int:
         """Note a payload; return where the next record should begin."""
         key = reading.key
+        self._linked = reading.confirmed
         if reading.confirmed:
+            if self._displaced and piece.state is State.PROVEN:
+                piece = piece._replace(state=State.UNPROVEN, why="it is not where torch would have put it")
             self._note(key, piece)
         elif piece.state is State.PROVEN:
             self._doubts.append(Doubt(key, self._order.expected() if room is None else [], piece))
         self._misfits += reading.confirmed and not self._order.fits(key, room)
         self._order.take(key, room)
+        return self._behind(reading, piece)
+
+    def _behind(self, reading: Reading, piece: Piece) -> int:
+        """Where the record behind a payload begins, by what stands there or by what should."""
         if piece.end is not None:
             return piece.end
-        behind = descriptor_size(piece.start, piece.compressed) if reading.later else 0
-        return piece.start + piece.compressed + behind
+        return piece.start + piece.compressed + (descriptor_size(piece.start, piece.compressed) if reading.later else 0)
 
     def _note(self, key: str, piece: Piece) -> None:
         old = self.pieces.get(key)
@@ -391,6 +467,10 @@ class Walk:
         piece = self.archive.whole(header, end=header.start + SIDE_MAX if side else None)
         if piece is None or piece.state is State.CUT:
             return None
+        self._linked &= side
         if side and piece.size <= TEXT_MAX and not piece.deflated and piece.whole:
-            self.texts.setdefault(name, bytes(self.archive.view[piece.start : piece.start + piece.size]))
+            text = bytes(self.archive.view[piece.start : piece.start + piece.size])
+            self.texts.setdefault(name, text)
+            if name == ALIGNMENT and text.isdigit() and 1 <= int(text) <= ZIP_ALIGN_MAX and not self._order.started:
+                self._aligns = [int(text)] if self._pickle.start % int(text) == 0 else []
         return None if searching else piece.end  # it may be one of an archive inside a payload
