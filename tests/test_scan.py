@@ -390,6 +390,9 @@ EXTRA: dict[str, Callable[[], bytes]] = {
     "central_flag": lambda: hexfile.zip_file([Rec("a/data.pkl", BAD, central={"flags": 0x2000})]),
     "name_disagrees": lambda: hexfile.zip_file([Rec("a/data.pkl", BAD, central={"name": b"a/version"})]),
     "local_name_disagrees": lambda: hexfile.zip_file([Rec("a/data.pkl", BAD, local={"name": b"a/version"})]),
+    "local_signature": lambda: hexfile.zip_file([Rec("a/data.pkl", BAD, local={"sig": 0})]),
+    "zip64_offset": lambda: hexfile.zip_file([Rec("a/data.pkl", BAD, local={"sig": 0}, central={
+        "offset": 0xFFFFFFFF, "extra": struct.pack("<HHQ", 1, 8, 0)})]),
     "method_disagrees": lambda: hexfile.zip_file([Rec("a/data.pkl", BAD, central={"method": 8})]),
     "size_lies": lambda: hexfile.zip_file([Rec("a/data.pkl", BAD, central={"csize": 5, "usize": 5})]),
     "no_directory": lambda: hexfile.torch_file(BAD, WEIGHTS)[:-200],
@@ -441,7 +444,8 @@ def test_a_pickle_is_found_wherever_it_hides(what: str) -> None:
 
 @pytest.mark.parametrize("what", [
     "two_data_pkl", "wrong_crc", "encrypted_flag", "central_flag", "name_disagrees", "local_name_disagrees",
-    "method_disagrees", "size_lies", "no_directory", "count_lies", "offset_lies", "in_a_gap",
+    "method_disagrees", "local_signature", "zip64_offset", "size_lies", "no_directory", "count_lies",
+    "offset_lies", "in_a_gap",
 ])  # fmt: skip
 def test_a_refused_archive_is_a_finding_of_its_own(what: str) -> None:
     clean = EXTRA[what]().replace(b"system", b"Sys___").replace(b"cos\n", b"c_a\n")

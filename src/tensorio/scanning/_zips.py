@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -219,33 +220,54 @@ def _places(c: Collector, blob: Blob) -> Iterator[_Place]:
     c.swept -= stop
     if stop < len(view):
         c.unreadable(blob, stop, f"the last {len(view) - stop} bytes were not searched for records")
-    following = [*(at for at, _ in found[1:]), len(view)][: len(found)]
-    behind = dict(zip((at for at, _ in found), following, strict=True))
-    for (at, signature), after in zip(found, following, strict=True):
-        place = _local(view, at, after) if signature == _LOCAL else _central(view, at, behind)
-        if place is not None:
-            yield place
+    starts = {0, archive_start(view) or 0}
+    offsets = [at for at, _ in found]
+    for number, (at, signature) in enumerate(found):
+        after = offsets[number + 1] if number + 1 < len(found) else len(view)
+        if signature == _LOCAL:
+            yield from _local(view, at, after)
+        else:
+            for start in starts:
+                yield from _central(view, at, start, offsets)
 
 
-def _local(view: memoryview, at: int, after: int) -> _Place | None:
+def _local(view: memoryview, at: int, after: int) -> Iterator[_Place]:
     """The record whose local header is at `at`, by that header; `after` is where the next header is."""
     if at + 30 > len(view):
-        return None
+        return
     method, size, name_size, extra_size = struct.unpack_from("<8xH8xI4xHH", view, at)
     begin = at + 30 + name_size + extra_size
-    name = bytes(view[at + 30 : at + 30 + name_size]).decode("utf-8", "backslashreplace")
-    return _Place(begin, min(max(begin + size, after), len(view)), method, name) if begin < len(view) else None
+    if begin < len(view):
+        name = bytes(view[at + 30 : at + 30 + name_size]).decode("utf-8", "backslashreplace")
+        yield _Place(begin, min(max(begin + size, after), len(view)), method, name)
 
 
-def _central(view: memoryview, at: int, behind: dict[int, int]) -> _Place | None:
-    """The record that the directory entry at `at` points to, by that entry."""
+def _central(view: memoryview, at: int, start: int, offsets: list[int]) -> Iterator[_Place]:
+    """The record that the directory entry at `at` points to, by that entry, whatever stands there."""
     if at + 46 > len(view):
-        return None
-    method, size, name_size, offset = struct.unpack_from("<10xH8xI4xH12xI", view, at)
-    if offset not in behind:
-        return None
-    local = _local(view, offset, behind[offset])
-    if local is None:
-        return None
+        return
+    method, packed, size, name_size, extra_size, offset = struct.unpack_from("<10xH8xIIHH10xI", view, at)
+    extra = bytes(view[at + 46 + name_size : at + 46 + name_size + extra_size])
+    size, packed, offset = _wide(extra, size, packed, offset)
+    if offset + start >= len(view):
+        return
+    following = bisect_right(offsets, offset + start)
+    after = offsets[following] if following < len(offsets) else len(view)
     name = bytes(view[at + 46 : at + 46 + name_size]).decode("utf-8", "backslashreplace")
-    return _Place(local.begin, min(max(local.begin + size, local.end), len(view)), method, name)
+    for place in _local(view, offset + start, after):
+        yield _Place(place.begin, min(max(place.begin + packed, place.end), len(view)), method, name)
+
+
+def _wide(extra: bytes, *values: int) -> list[int]:
+    """Replace values that are all ones by those of the zip64 field."""
+    wide = b""
+    while len(extra) >= 4:
+        kind, nbytes = struct.unpack_from("<HH", extra)
+        wide = extra[4 : 4 + nbytes] if kind == 1 else wide
+        extra = extra[4 + nbytes :]
+    out = []
+    for value in values:
+        if value == 0xFFFFFFFF and len(wide) >= 8:
+            value, wide = int.from_bytes(wide[:8], "little"), wide[8:]
+        out.append(value)
+    return out
