@@ -166,6 +166,27 @@ def test_each_name_has_its_group(pair: tuple[str, str], group: str) -> None:
     assert finding.reason
 
 
+MEMMAP = name("numpy", "memmap")
+MESH = name("torch.distributed.device_mesh", "DeviceMesh")
+
+
+@pytest.mark.parametrize(("body", "verdict"), [
+    (MEMMAP, "clean"),
+    (name("numpy.core.multiarray", "_reconstruct") + b"(" + MEMMAP + number(0) + b"\x85" + b"C\1b" + b"tR", "clean"),
+    (MEMMAP + b"(" + text("file") + text("u1") + text("w+") + b"tR", "dangerous"),
+    (MEMMAP + text("file") + b"\x85\x81", "dangerous"),
+    (b"(" + MEMMAP + text("file") + b"o", "dangerous"),
+    (name("copyreg", "__newobj__") + b"(" + MEMMAP + text("file") + b"tR", "dangerous"),
+    (name("copyreg", "_reconstructor") + MEMMAP + b"2" + text("file") + b"\x87R", "dangerous"),
+    (name("torch._tensor", "_rebuild_from_type_v2") + b"(" + MEMMAP + name("torch", "Tensor") + text("f") + b"\x85NtR",
+     "dangerous"),
+    (MEMMAP + text("f") + b"\x86q\0" + b"N\x85" + name("copyreg", "__newobj__") + b"h\0R", "dangerous"),
+    (MESH + b")\x81}b", "clean"), (MESH + text("cuda") + b"\x85R", "dangerous"),
+])  # fmt: skip
+def test_names_of_data_that_do_harm_when_they_are_called(body: bytes, verdict: str) -> None:
+    assert scan(pickled(body)).verdict == verdict
+
+
 def test_no_name_that_may_be_used_counts_as_dangerous() -> None:
     from tensorio.allowlist import ALLOWED
 

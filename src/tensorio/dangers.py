@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+from collections.abc import Set
 from functools import lru_cache
 
-__all__ = ["SPECIAL_ATTRIBUTES", "danger", "python3_name"]
+__all__ = ["CALLERS", "SPECIAL_ATTRIBUTES", "danger", "danger_when_called", "python3_name"]
 
 _RUNS = "runs code given as text or bytes"
 _PROGRAM = "starts programs"
@@ -99,6 +100,27 @@ SINGLE = _spread_names(_SINGLE)
 # Special names that only make objects of classes which the pickle names, too (CPython's Lib/copyreg.py).
 _MAKERS = {("copyreg", "__newobj__"), ("copyreg", "__newobj_ex__"), ("copyreg", "__reduce_ex__")}
 
+# Classes that pickles of plain data name, whose constructor does more than hold data: reason, and what does not run it.
+_WHEN_CALLED = {
+    **dict.fromkeys(
+        [("numpy", "memmap"), ("numpy.core.memmap", "memmap"), ("numpy._core.memmap", "memmap")],
+        ("opens files, and overwrites them, when it is called", {"BUILD"}),
+    ),
+    **dict.fromkeys(
+        [("torch.distributed.device_mesh", "DeviceMesh"), ("torch.distributed._tensor.device_mesh", "DeviceMesh")],
+        (
+            "connects to other processes when it is called",
+            {"BUILD", "NEWOBJ", "NEWOBJ_EX", "__newobj__", "__newobj_ex__"},
+        ),
+    ),
+}
+
+# Functions that call what they are given: which of their arguments.
+CALLERS = {
+    "_reconstructor": (0, 1), "__newobj__": (0,), "__newobj_ex__": (0,), "_rebuild_from_type": (0,),
+    "_rebuild_from_type_v2": (0,),
+}  # fmt: skip
+
 # Attributes that change what an object does when it is used: no state that was saved has them.
 _SPECIAL = (
     "class dict slots bases mro subclasses init new del call getattr getattribute setattr delattr get set delete "
@@ -127,6 +149,12 @@ def danger(module: str, name: str) -> str | None:
         return "has a NUL in it: readers differ on what it names"
     today = python3_name(module, name)
     return _known(module, name) or _known(*today) or (None if today in _MAKERS else _walks(module, name))
+
+
+def danger_when_called(module: str, name: str, uses: Set[str]) -> str | None:
+    """Say what a name that is harmless as data can do by the way it is used (opcodes, and names of `CALLERS`)."""
+    reason, harmless = _WHEN_CALLED.get((module, name), (None, uses))
+    return reason if uses - harmless else None
 
 
 def _known(module: str, name: str) -> str | None:

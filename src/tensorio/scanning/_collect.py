@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
 
+from tensorio.dangers import danger_when_called
 from tensorio.scanning._found import NAMES_MAX, Ref, Walk
 from tensorio.scanning._report import Finding, Judge
 from tensorio.scanning._walk import TOO_MANY, walk
@@ -163,6 +164,9 @@ class Collector:
     def report(self, blob: Blob, found: Walk) -> None:
         """Note all that a walk found; offsets count from the start of `blob`."""
         for ref in found.refs:
+            danger = danger_when_called(ref.module, ref.name, ref.uses)
+            if danger is not None:
+                ref.group, ref.reason = "dangerous", danger
             used = ", ".join(sorted(_USES.get(use, f"called by {use}") for use in ref.uses)) or "only named"
             late = found.error is not None and ref.offset > found.error[0]
             self.refer(blob, ref, f"{used}, behind an error" if late else used)

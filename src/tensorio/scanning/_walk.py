@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tensorio.dangers import CALLERS
 from tensorio.scanning._found import NAMES_MAX, TEXT_KEPT, Ref, Walk, plausible
 from tensorio.scanning._oddities import BITS, BYTES, DICT, INT, NAME, OTHER, RESULT, TEXT, TUPLE
 from tensorio.scanning._operands import LENGTH, NAMES, Truncated, end_of_operand, line_at, text_at
@@ -196,14 +197,27 @@ class _Machine(WithStack):
             name = self.out.refs[callee >> BITS].name
             if name in ("_rebuild_from_type_v2", "_set_obj_state"):
                 self.look_at_state(at, args)
-            elif name == "_load_from_bytes":
+            if name == "_load_from_bytes":
                 self.load_from_bytes(at, args)
-            elif name == "dtype":
+            elif name in CALLERS:
+                self.call_through(name, args)
+            if name == "dtype":
                 self.note_dtype(at << BITS, args)
                 self.call(at, callee)
                 self.stack.append(at << BITS | OTHER)
                 return
         self.stack.append(self.call(at, callee))
+
+    def call_through(self, caller: str, args: int) -> None:
+        """Note which names a function calls; any of them, if its arguments are not known."""
+        parts = self.tuple[1] if args & 7 == TUPLE and args >> BITS == self.tuple[0] else None
+        if parts is None:
+            for ref in self.out.refs:
+                ref.uses.add(caller)
+            return
+        for number in CALLERS[caller]:
+            if number < len(parts) and parts[number] & 7 in (NAME, RESULT):
+                self.out.refs[parts[number] >> BITS].uses.add(caller)
 
     def new(self, at: int) -> None:
         """NEWOBJ and NEWOBJ_EX."""
