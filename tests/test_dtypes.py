@@ -95,6 +95,7 @@ def test_other_small_types_have_no_row(dtype: type) -> None:
     assert of_numpy(np.dtype(dtype)) is None
 
 
+@pytest.mark.plain_build
 def test_table_needs_no_numpy() -> None:
     code = "import sys, tensorio.dtypes as d; assert d.BY_NAME['bfloat16'].itemsize == 2 and 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})

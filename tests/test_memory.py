@@ -24,7 +24,7 @@ import pytest
 import tensorio
 
 pytestmark = [
-    pytest.mark.measured,
+    pytest.mark.plain_build,
     pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs Linux's /proc"),
 ]
 

@@ -473,6 +473,7 @@ def test_a_chain_of_calls_for_other_classes_is_refused() -> None:
         read(data)
 
 
+@pytest.mark.plain_build
 def test_importing_tensorio_loads_none_of_their_modules() -> None:
     code = "import sys, tensorio; print([m for m in sys.argv[1:] if m in sys.modules])"
     lazy = ["datetime", "decimal", "fractions", "uuid", "argparse", "zoneinfo", "pathlib"]

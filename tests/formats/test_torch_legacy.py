@@ -496,6 +496,7 @@ def test_nothing_writes_it(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.plain_build
 def test_open_touches_no_storage(tmp_path: Path) -> None:
     """A file with a hole of 2 GiB for a payload opens and loads at once, in little memory."""
     numel = 1 << 29

@@ -22,7 +22,7 @@ from hexfile import Rec, name, number, pickled, tensor, text, torch_records, zip
 MIB = 1 << 20
 RAW = {"0": bytes(16)}
 
-pytestmark = pytest.mark.measured
+pytestmark = pytest.mark.plain_build
 
 
 def high_water() -> int:

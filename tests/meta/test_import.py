@@ -10,6 +10,8 @@ import pytest
 
 import cases
 
+pytestmark = pytest.mark.plain_build
+
 
 def run(code: str, *arguments: str) -> str:
     """Run code in a fresh interpreter; its output."""
