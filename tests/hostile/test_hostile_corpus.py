@@ -13,7 +13,8 @@ import pytest
 KINDS = "pt_zip,pt_pickle,pt_legacy,safetensors"
 
 
-# The harness measures what each file costs. Reading a sparse file of 1 TiB into bytes is what the harness itself can't do; `special` goes by path only.
+# The harness measures what each file costs. Reading a sparse file of 1 TiB into bytes is what it can't do itself:
+# `special` goes by path only.
 @pytest.mark.plain_build
 @pytest.mark.parametrize(
     ("mode", "kinds"), [("mmap", f"{KINDS},special"), ("memory", f"{KINDS},special"), ("bytes", KINDS)]
