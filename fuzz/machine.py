@@ -44,7 +44,7 @@ from tensorio.allowlist import ALLOWED
 BATCH = 400
 CPU_SECONDS = 5  # after which an input counts as a hang
 MEMORY = 1 << 30  # that a child may have beyond what it began with
-PEER_SHARE = 0.05  # of the accepted inputs that the reference reads, too
+PEER_SHARE = 0.25  # of the accepted inputs that the reference reads, too
 SHRINKS = 300  # tries to make a finding smaller
 SUMMARY_SECONDS = 300  # between two lines of a long run
 POOL = 4000  # inputs kept for having ended in a new way
