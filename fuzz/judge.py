@@ -169,21 +169,22 @@ class Judge:
         self.path = os.path.join(folder, "input")
         self.worded_otherwise = 0
 
-    def __call__(self, data: bytes, suffix: str, room: int, rng: random.Random) -> Outcome:
+    def __call__(self, data: bytes, suffix: str, room: int, rng: random.Random, format: str | None = None) -> Outcome:
         """P2 to P6 for one file; how loading it from memory ends.
 
         `room` is what an offset may point into: the file, or an unpacked record.
         """
+        self.options: dict[str, Any] = {} if format is None else {"format": format}
         before = start_of_peak()
-        opened = attempt(look, data, room)
+        opened = attempt(look, data, room, **self.options)
         check_memory(before, 64 * MIB + 32 * len(data), "opening")
-        loaded = attempt(tensorio.load, data, room)
+        loaded = attempt(tensorio.load, data, room, **self.options)
         if opened.error is not None and loaded.error is None:
             raise Broken("verdict", f"load takes what open refuses: {opened.picture}")
         path = self.path + suffix
         Path(path).write_bytes(data)
         for mmap in (True, False):
-            other = attempt(tensorio.load, path, room, mmap=mmap)
+            other = attempt(tensorio.load, path, room, mmap=mmap, **self.options)
             self.same(loaded, other, f"path, mmap={mmap}")
         self.others(data, path, room, rng, loaded)
         return loaded
@@ -202,13 +203,13 @@ class Judge:
         """The other ways to read a file, by turns."""
         turn = rng.randrange(8)
         if turn < 3:
-            opaque = attempt(tensorio.load, data, room, unknown="opaque")
+            opaque = attempt(tensorio.load, data, room, unknown="opaque", **self.options)
             if loaded.error is None:
                 self.same(loaded, opaque, "unknown='opaque'")
             if turn == 0:
-                attempt(look, path, room, unknown="opaque")
+                attempt(look, path, room, unknown="opaque", **self.options)
         elif turn == 3:
-            strict = attempt(tensorio.load, data, room, strict=True)
+            strict = attempt(tensorio.load, data, room, strict=True, **self.options)
             if strict.error is None:
                 self.same(loaded, strict, "strict=True")
         elif turn == 4:
@@ -216,15 +217,15 @@ class Judge:
         elif turn == 5 and loaded.error is None:
             self.some_names(data, room)
         elif turn == 6:
-            attempt(tensorio.load, path, room, writable=True)
+            attempt(tensorio.load, path, room, writable=True, **self.options)
 
     def some_names(self, data: bytes, room: int) -> None:
         try:
-            with tensorio.open(data) as checkpoint:
+            with tensorio.open(data, **self.options) as checkpoint:
                 names = list(checkpoint)[::2]
         except tensorio.TensorIOError:
             return
-        attempt(tensorio.load, data, room, names=names)
+        attempt(tensorio.load, data, room, names=names, **self.options)
 
 
 def look(source: Any, **options: Any) -> Any:

@@ -59,6 +59,7 @@ class Input:
     data: bytes
     suffix: str
     room: int
+    format: str | None = None  # None: found by content
     program: grammar.Program | None = None
     seed: containers.Seed | None = None
 
@@ -79,13 +80,14 @@ class Source:
     """Where inputs come from: seeds, and what was found worth keeping."""
 
     def __init__(self) -> None:
-        files = [*seeds.torch_files(), *self.cases(), *seeds.files(*PICKLED, most=1 << 15)]
+        files = [*seeds.torch_files(), *seeds.plain_pickles(), *self.cases(), *seeds.files(*PICKLED, most=1 << 15)]
         self.files = containers.small([*self.cases(), *seeds.files(*SUFFIXES, most=1 << 14)])
         found = [containers.seed_of(data) for data in files]
         kinds = self.kinds()
-        self.seeds = [s for s in found if s is not None and len(s.program) <= grammar.LONGEST]
-        self.seeds = [s for s in self.seeds if s.kind in kinds] or [containers.Seed("bare", [b"\x80\x02", b"N", b"."])]
-        self.parts = grammar.parts_of([s.program for s in self.seeds])
+        usable = [s for s in found if s is not None and s.kind in kinds and len(s.program) <= grammar.LONGEST]
+        usable.append(containers.Seed("bare", [b"\x80\x02", b"N", b"."]))
+        self.seeds = {kind: [s for s in usable if s.kind == kind] for kind in kinds}
+        self.parts = grammar.parts_of([s.program for s in usable])
         self.names = list(ALLOWED)
         self.pool: list[Input] = []
         self.known: set[str] = set()
@@ -110,13 +112,21 @@ class Source:
             data = containers.mutated(rng, rng.choice(self.files), self.files)
             return Input(data, containers.suffix_of(data), max(len(data), 1 << 20))
         kept = rng.choice(self.pool) if self.pool and rng.random() < 0.4 else None
-        seed = kept.seed if kept is not None and kept.seed is not None else rng.choice(self.seeds)
+        seed = kept.seed if kept is not None and kept.seed is not None else rng.choice(self.seeds[self.kind(rng)])
         program = kept.program if kept is not None and kept.program is not None else seed.program
         maker = grammar.Grammar(rng, self.names, self.parts, seed.keys)
         program = maker.program() if rng.random() < 0.2 else maker.mutate(program)
         body = grammar.joined(program)
         data = containers.wrapped(rng, seed, body)
-        return Input(data, ".pt", max(len(data), len(body)), program, seed)
+        format = "pickle" if seed.kind == "bare" and rng.random() < 0.8 else None
+        return Input(data, ".pt", max(len(data), len(body)), format, program, seed)
+
+    def kind(self, rng: random.Random) -> str:
+        """A wrapping that there are seeds of."""
+        while True:
+            kind = rng.choice(("zip", "zip", "zip", "zip", "legacy", "bare", "bare", "tar"))
+            if self.seeds.get(kind):
+                return kind
 
     def keep(self, found: Findings) -> None:
         """Take over the inputs that ended in a new way."""
@@ -205,7 +215,7 @@ def judged(judge_one: judge.Judge, watch: judge.Watch, item: Input, rng: random.
     watch.armed = True
     try:
         with cpu_limit(CPU_SECONDS):
-            return judge_one(item.data, item.suffix, item.room, rng)
+            return judge_one(item.data, item.suffix, item.room, rng, item.format)
     finally:
         watch.armed = False
         gc.collect(1)  # what this input left in cycles; older generations are frozen
@@ -232,7 +242,7 @@ def batch(source: Source, shared: Shared, folder: str, seed: int, number: int, u
         found.endings[type(outcome.error).__name__ if outcome.error else "read"] += 1
         if outcome.shape not in source.known and outcome.shape not in found.pool:
             found.pool[outcome.shape] = item
-        if outcome.error is None and rng.random() < PEER_SHARE:
+        if outcome.error is None and item.format is None and rng.random() < PEER_SHARE:
             found.peers["sampled"] += 1
             found.pool[f"peer {number} {i}"] = item
     found.endings["(refused with other words by map, read or bytes)"] += judge_one.worded_otherwise
@@ -251,7 +261,7 @@ def compare_with_peers(items: list[Input], shared: Shared) -> Findings:
                         raise judge.Broken("differs", text)
                     found.peers["safetensors agreed"] += 1
                 else:
-                    refuses = references.torch_refuses(item.data)
+                    refuses = references.torch_refuses(item.data, item.format)
                     found.peers["torch refused" if refuses else "torch agreed"] += refuses is not None
         except judge.Broken as broken:
             found.broken.append((broken.kind, str(broken), item))
@@ -315,11 +325,15 @@ def smaller(item: Input, kind: str, folder: str) -> Input:
         def rewrapped(program: grammar.Program) -> Input:
             body = grammar.joined(program)
             data = containers.wrapped(plain, seed, body)
-            return Input(data, item.suffix, max(len(data), len(body)), program, seed)
+            return Input(data, item.suffix, max(len(data), len(body)), item.format, program, seed)
 
         if holds(rewrapped(item.program)):
             return rewrapped(shrink(item.program, rewrapped))
-    return Input(*(shrink(item.data, lambda d: Input(d, item.suffix, item.room)), item.suffix, item.room))
+
+    def shorter(data: bytes) -> Input:
+        return Input(data, item.suffix, item.room, item.format)
+
+    return shorter(shrink(item.data, shorter))
 
 
 def report(kind: str, text: str, item: Input, folder: str) -> None:

@@ -17,9 +17,10 @@ from judge import Broken
 from tensorio.values import Device, Size, TorchDType
 
 PAIRS = 20_000  # of values that are compared
+PLAIN = int | str | bytes | bytearray | None
 
 
-def torch_refuses(data: bytes) -> bool | None:
+def torch_refuses(data: bytes, format: str | None) -> bool | None:
     """Compare with ``torch.load(weights_only=True)``; True if that refuses, None if there is no torch."""
     try:
         import torch
@@ -31,7 +32,7 @@ def torch_refuses(data: bytes) -> bool | None:
             theirs = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
         except Exception:
             return True
-        compare(tensorio.load(data), theirs, torch)
+        compare(tensorio.load(data, format=format), theirs, torch)
     return False
 
 
@@ -66,7 +67,10 @@ def compare_plain(a: Any, b: Any, where: str, torch: Any) -> None:
         agree(isinstance(a, Device) and (a.type, a.index) == (b.type, b.index), a, b, where)
     elif isinstance(b, float | complex):
         agree(type(a) is type(b) and repr(a) == repr(b), a, b, where)
-    elif isinstance(b, int | str | bytes | bytearray | set | frozenset | None):
+    elif isinstance(b, set | frozenset):
+        agree(type(a) is type(b) and len(a) == len(b), a, b, where)
+        agree(a == b or not all(isinstance(item, PLAIN) for item in b), a, b, where)
+    elif isinstance(b, PLAIN):
         agree(type(a) is type(b) and a == b, a, b, where)
 
 

@@ -5,14 +5,22 @@
 
 from __future__ import annotations
 
+import argparse
+import collections
+import contextlib
+import datetime
+import decimal
+import fractions
 import hashlib
 import io
 import itertools
 import json
 import os
+import pickle
 import random
 import struct
 import sys
+import uuid
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -62,11 +70,46 @@ def torch_objects() -> Iterator[Any]:
     yield {f"layers.{i}.weight": torch.full((2,), float(i)) for i in range(60)}
     yield {f"view.{i}": base[i % 4] for i in range(40)}
     yield torch.zeros(2, 1, 3, 1, 2)
+    yield from rare_tensors(torch, base)
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     adam = torch.optim.Adam(model.parameters())
     model(torch.ones(4, 3)).sum().backward()
     adam.step()
     yield {"model": model.state_dict(), "optimizer": adam.state_dict(), "epoch": 3}
+
+
+def rare_tensors(torch: Any, base: Any) -> Iterator[Any]:
+    """Tensors that are more than one block of numbers; kinds that this torch can't make are left out."""
+    parts = [torch.ones(2, 3), torch.zeros(1, 3)]
+    makers: list[Callable[[], Any]] = [
+        base.to_sparse, base.to_sparse_csr, base.to_sparse_csc, lambda: base.to_sparse_bsr((2, 3)),
+        lambda: torch.quantize_per_tensor(base, 0.5, 3, torch.quint8),
+        lambda: torch.quantize_per_channel(base, torch.ones(4), torch.zeros(4), 0, torch.qint8),
+        lambda: torch.nested.nested_tensor(parts), lambda: torch.nested.nested_tensor(parts, layout=torch.jagged),
+        lambda: torch.empty(2, 3, device="meta"), lambda: torch.nn.parameter.UninitializedParameter(),
+        lambda: torch.nn.Buffer(base), lambda: base.untyped_storage(), lambda: torch.zeros(2, dtype=torch.complex32),
+        lambda: torch._neg_view(base), lambda: torch.nn.Linear(2, 2), lambda: np.array([(1, 2.0)], "i4,f8"),
+        lambda: np.array([[1], None], object), lambda: np.asfortranarray(np.ones((2, 3))), lambda: np.ma.ones(2),
+    ]  # fmt: skip
+    for make in makers:
+        with warnings.catch_warnings(), contextlib.suppress(Exception):
+            warnings.simplefilter("ignore")
+            yield {"value": make()}
+
+
+def plain_pickles() -> Iterator[bytes]:
+    """Plain values of the standard library and arrays, by every protocol."""
+    values = [
+        datetime.datetime(2024, 5, 6, 7, 8, 9, 10, datetime.timezone.utc), datetime.timedelta(1, 2), datetime.date.min,
+        decimal.Decimal("1.5"), fractions.Fraction(1, 3), uuid.UUID(int=5), Path("a/b"), range(1, 9, 2), slice(1, 2),
+        collections.deque([1, 2], 5), collections.defaultdict(list, a=[1]), collections.Counter("aab"), 1j, {1}, b"x",
+        frozenset("ab"), argparse.Namespace(lr=0.5), bytearray(b"yz"), 1 << 2000, -(1 << 70), "\u20ac\n\x00", [[], ()],
+        np.arange(6.0).reshape(2, 3), np.float32(2), np.dtype("f8"), np.array(["ab", "c"]), np.array([1, 2], ">i4"),
+        {"model": {"w": np.zeros(3)}, "epoch": 3, "lr": 1e-3, "none": None, "flag": True},
+    ]  # fmt: skip
+    for value, protocol in itertools.product([*values, values], range(6)):
+        with contextlib.suppress(Exception):
+            yield pickle.dumps(value, protocol)
 
 
 def torch_files() -> Iterator[bytes]:
@@ -77,10 +120,10 @@ def torch_files() -> Iterator[bytes]:
 
         for protocol, zipped in itertools.product((2, 4), (True, False)):
             out = io.BytesIO()
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), contextlib.suppress(Exception):
                 warnings.simplefilter("ignore")
                 torch.save(obj, out, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
-            yield out.getvalue()
+                yield out.getvalue()
 
 
 def made_files(format: str) -> Iterator[bytes]:
