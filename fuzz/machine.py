@@ -347,7 +347,7 @@ def report(kind: str, text: str, item: Input, folder: str) -> None:
     (out / f"{name}.min{item.suffix}").write_bytes(small.data)
     program = "" if small.program is None else f"\npickle: {grammar.joined(small.program)!r}"
     (out / f"{name}.txt").write_text(f"{text}\nalone: {again or 'does not happen'}\n{len(small.data)} bytes{program}\n")
-    print(f"FOUND {name}: {text[:400]} (alone: {again or 'nothing'})", flush=True)
+    print(f"FOUND {name}: {text[:400]} (alone: {again or 'nothing'}){program[:2000]}", flush=True)
 
 
 class Run:

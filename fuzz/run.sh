@@ -29,14 +29,14 @@ have_libfuzzer() {
 fuzz_c() {
     local target=$1 folder=build/fuzz/$1 options=()
     mkdir -p "$folder/corpus" "$folder/seeds"
-    "$clang" "${flags[@]}" -Icsrc "fuzz/fuzz_$target.c" csrc/*.c -o "$folder/$target"
+    "$clang" "${flags[@]}" -Icsrc "fuzz/fuzz_$target.c" csrc/*.c -o "$folder/$target" || return 1
     "$python" fuzz/seeds.py "$target" "$folder/seeds" 2>"$folder/seeds.log" || { cat "$folder/seeds.log"; return 1; }
     [ -n "${dict[$target]:-}" ] && options+=("-dict=fuzz/dicts/${dict[$target]}.dict")
     # Of wall time, on a machine that may be busy: that cost is linear, the targets check by counting.
     if ! "$folder/$target" -max_total_time="$seconds" -max_len="${longest[$target]:-4096}" -timeout=20 \
         -rss_limit_mb=1024 -malloc_limit_mb=256 -use_value_profile=1 -print_final_stats=1 -artifact_prefix="$folder/" \
         -reload=0 "${options[@]}" "$folder/corpus" "$folder/seeds" >"$folder/log" 2>&1; then
-        grep -E 'does not hold|ERROR|SUMMARY|Test unit written|runtime error' "$folder/log" | head -20
+        grep -E 'does not hold|ERROR|SUMMARY|Test unit written|runtime error|^Base64' "$folder/log" | head -20
         return 1
     fi
     awk -v target="$target" '
