@@ -477,6 +477,39 @@ def torchscript_by_hand() -> Case:
 
 
 @case
+def torchscript_until_1_2() -> Case:
+    """Parameters and buffers of modules, as torch 1.0 to 1.2 told them in JSON."""
+    tensors = {"w": array("float32", (2, 3)), "in.b": array("int64", ()), "in.on.v": array("float16", (2,))}
+    return Case("torchscript", ".pt", model_json(tensors), tensors)
+
+
+def model_json(tensors: Mapping[str, Array], change: Callable[[dict[str, Any]], None] | None = None) -> bytes:
+    """A script file of torch 1.0; `change` is given what its JSON holds."""
+    kinds = {"float32": "FLOAT", "int64": "INT64", "float16": "FLOAT16"}
+    told = [
+        {"dims": [str(n) for n in a.shape], "strides": [str(n) for n in hexfile.c_strides(a.shape)], "offset": "0",
+         "requiresGrad": i == 0, "dataType": kinds[a.dtype.name], "data": {"key": f"tensors/{i}"}, "device": "cpu"}
+        for i, a in enumerate(tensors.values())
+    ]  # fmt: skip
+    main: dict[str, Any] = {"name": "m", "parameters": [], "submodules": []}
+    for i, name in enumerate(tensors):
+        *path, last = name.split(".")
+        node = main
+        for part in path:
+            below = node["submodules"]
+            if not below or below[-1]["name"] != part:
+                below.append({"name": part, "parameters": [], "submodules": []})
+            node = below[-1]
+        node["parameters"].append({"name": last, "tensorId": str(i), "isBuffer": i > 0})
+    model: dict[str, Any] = {"protoVersion": "1", "mainModule": main, "tensors": told}
+    if change is not None:
+        change(model)
+    parts = {"version": b"1\n", "code/m.py": b"pass", "model.json": json.dumps(model).encode()}
+    parts.update({f"tensors/{i}": a.tobytes() for i, a in enumerate(tensors.values())})
+    return hexfile.zip_file([hexfile.Rec(f"m/{name}", data) for name, data in parts.items()])
+
+
+@case
 def torchscript_frozen() -> Case:
     """All weights are constants, in storages that are called as the lite interpreter's are."""
     tensors = {"constants.0": array("float16", (3, 2)), "constants.2": array("uint8", (5,))}

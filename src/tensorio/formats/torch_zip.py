@@ -6,7 +6,7 @@ A zip archive (`tensorio.formats._zip`) whose names all begin with one folder::
     PREFIX/.format_version        "1"                              (since 2.7)
     PREFIX/.storage_alignment     "64"                             (since 2.7)
     PREFIX/byteorder              "little" or "big"                (since 2.1)
-    PREFIX/data/KEY               one storage each, raw
+    PREFIX/data/KEY               one storage each, raw; 1.4, where asked for this format, has tensors/KEY
     PREFIX/version                "3\n"
     PREFIX/.data/serialization_id 40 digits                        (since 2.1)
 
@@ -44,6 +44,7 @@ OPENED_BY_SUFFIX = ()
 PICKLE = "data.pkl"
 SERIALIZATION_ID = ".data/serialization_id"
 ID_DIGITS = 40
+OLD_FOLDER = "tensors/"
 HEAD = (PICKLE, ".format_version", ".storage_alignment", "byteorder")  # before the storages, as 2.13 orders them
 TAIL = ("version", SERIALIZATION_ID)  # behind them
 
@@ -58,6 +59,10 @@ class _Layout(TorchArchive):
 
     def __init__(self, storage: Storage, options: OpenOptions) -> None:
         super().__init__(storage, options, "torch.save", "data/")
+        self.folder = "data/"
+        if not self.keys and max(self.numbers, default=-1) < 0 and self._is_old():
+            self.folder = OLD_FOLDER
+            self.numbers, self.keys, self.others = self.archive.names(self.full(OLD_FOLDER))
         self.pickle_record = self.require(PICKLE)
         if f"{self.prefix}/constants.pkl" in self.others:
             raise HeaderError("expected a file of torch.save, found one of torch.jit.save: its format is 'torchscript'")
@@ -65,6 +70,9 @@ class _Layout(TorchArchive):
         self.swapped = self.is_swapped()
         if options.strict:
             self._require_reference_layout()
+
+    def _is_old(self) -> bool:
+        return any(name.startswith(self.full(OLD_FOLDER)) for name in self.others)
 
     def _require_reference_layout(self) -> None:
         """Refuse an archive that torch 2.13 would have laid out otherwise."""
@@ -120,7 +128,7 @@ def open(storage: Storage, options: OpenOptions) -> Opened:
         tree=tree,
         flat=False,
         budget=naming_budget(layout.size(layout.pickle_record)),
-        records=lambda: iter(layout.archive.records((layout.full("data/"),))),
+        records=lambda: iter(layout.archive.records((layout.full(layout.folder),))),
         fill=lambda wanted: _filled(layout, storage, wanted),
     )
 

@@ -12,6 +12,7 @@ A zip archive by torch's writer (`tensorio.formats._torch_archive`)::
     PREFIX/traced_inputs.pkl    examples, whose elements are not saved; not read
     PREFIX/version              "3\n"; 2 to 10
     PREFIX/byteorder, PREFIX/.data/serialization_id
+    PREFIX/model.json, PREFIX/tensors/N        in place of the pickles and their storages, in torch 1.0 to 1.2
 
 Tensors are named by their attributes, as in ``torch.jit.load(path).state_dict()``;
 constants are called ``constants.N``. Classes of the file are kept as `Opaque`
@@ -25,14 +26,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tensorio.errors import HeaderError, UnsupportedError
+from tensorio.dtypes import BY_NAME
+from tensorio.errors import HeaderError, UnsupportedError, error_context
 from tensorio.formats._base import Opened
-from tensorio.formats._torch_archive import Pickled, Pickles, TorchArchive
+from tensorio.formats._pt2_config import Rows
+from tensorio.formats._script_model import payloads
+from tensorio.formats._torch_archive import MAX_PICKLE, Pickled, Pickles, TorchArchive
 from tensorio.formats._zip_kind import LOCAL_HEADER, kind
+from tensorio.tensors import Table, first_duplicate
 from tensorio.values import Opaque
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tensorio.formats._base import OpenOptions, SaveOptions, StoredRecord
     from tensorio.plan import Plan
@@ -43,8 +48,10 @@ SUFFIXES = ()
 OPENED_BY_SUFFIX = ()
 
 OWN = "__torch__"  # what the names of the file's own classes begin with
+# Persistent ids of these have a sixth part, as legacy files do; torch 1.3 and 1.4 write version 1.
+OLD_VERSIONS = ("1\n", "2\n")
 DATA, CONSTANTS, BYTECODE = "data", "constants", "bytecode"
-EXTRA = "extra/"
+EXTRA, MODEL = "extra/", "model.json"
 
 
 def recognises(head: bytes, storage: Storage) -> bool:
@@ -57,12 +64,12 @@ class _Layout(TorchArchive):
 
     def __init__(self, storage: Storage, options: OpenOptions) -> None:
         super().__init__(storage, options, "torch.jit.save")
-        if self.full("model.json") in self.others:
-            raise UnsupportedError(
-                "TorchScript of before 1.4 (it has a record model.json) is not read; load it with a later torch and "
-                "save it again"
-            )
         self.check_version()
+        self.model = self.others.get(self.full(MODEL))
+        if self.model is not None:
+            if self.full(f"{DATA}.pkl") in self.others:
+                raise HeaderError(f"expected {MODEL} or {DATA}.pkl, found both")
+            return
         parts = [self._part(DATA), self._part(CONSTANTS)]
         if self.full(f"{BYTECODE}.pkl") in self.others and self._keys(BYTECODE):
             # Without storages of its own, its tensors are those of the constants.
@@ -70,7 +77,8 @@ class _Layout(TorchArchive):
         self.pickles = Pickles(self, parts, self.is_swapped())
 
     def _part(self, name: str) -> Pickled:
-        rules = self.options.rules(OWN)._replace(spare=self.options.spare // 3)
+        old = self.text("version") in OLD_VERSIONS
+        rules = self.options.rules(OWN, legacy=old)._replace(spare=self.options.spare // 3)
         return Pickled(self.full(f"{name}.pkl"), self.require(f"{name}.pkl"), self._keys(name), rules)
 
     def _keys(self, folder: str) -> dict[str, int]:
@@ -98,6 +106,34 @@ class _Layout(TorchArchive):
         """All records; tensors may be in those in folders of storages."""
         return iter(self.archive.records(tuple(self.full(f"{name}/") for name in (DATA, CONSTANTS, BYTECODE))))
 
+    def flat(self) -> Opened:
+        """What a file of torch 1.0 to 1.2 has: parameters and buffers by name."""
+        assert self.model is not None
+        swapped = self.is_swapped()
+        rows, names = Rows(), []
+        places, decoded = self.extents(swapped), self.decoded(swapped)
+        with error_context(record=self.full(MODEL)):
+            for name, payload in payloads(self.archive.checked(self.model, MAX_PICKLE)):
+                record = self.require(payload.record)
+                storage, start, room = places[3 * record : 3 * record + 3]
+                dtype = BY_NAME[payload.dtype]
+                if storage < 0:
+                    storage = decoded.index(record, dtype.code)
+                assert payload.view is not None
+                with error_context(record=name):
+                    rows.add(dtype, payload.flags, payload.view, storage, start, room)
+                names.append(name)
+        if len(set(names)) != len(names):
+            raise HeaderError("duplicate tensor name", record=first_duplicate(names))
+        folders = (self.full("tensors/"),)
+        return Opened(
+            NAME,
+            Table(names, rows.rows, rows.dims),
+            [self.storage, *decoded.storages],
+            metadata=self.notes(EXTRA) or None,
+            records=lambda: iter(self.archive.records(folders)),
+        )
+
 
 def _free(name: str, taken: dict[str, Any]) -> str:
     """A name that no attribute has."""
@@ -114,6 +150,8 @@ def open(storage: Storage, options: OpenOptions) -> Opened:
     if options.strict:
         raise UnsupportedError("strict=True is for files of torch.save and safetensors; there is no such layout here")
     layout = _Layout(storage, options)
+    if layout.model is not None:
+        return layout.flat()
     objects, table, storages = layout.pickles.open()
     return Opened(
         NAME,
@@ -133,7 +171,17 @@ def load(storage: Storage, options: OpenOptions) -> object:
     if options.strict:
         open(storage, options)
     layout = _Layout(storage, options)
+    if layout.model is not None:
+        opened = layout.flat()
+        arrays = _arrays_of(opened)
+        return dict(zip(opened.table.names, arrays, strict=True))
     return layout.tree(layout.pickles.fill(None))
+
+
+def _arrays_of(opened: Opened) -> Sequence[object]:
+    from tensorio import _arrays
+
+    return _arrays.views(opened.table.rows, opened.table.dims, [storage.lease() for storage in opened.storages])
 
 
 def plan(obj: object, options: SaveOptions) -> Plan:
