@@ -54,8 +54,8 @@ def install(release: str, python: str) -> None:
     wheel = next(WORK.glob(f"torch-{release}-*.whl"))
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
-            if not name.endswith(".a") and "/include/" not in name:
-                archive.extract(name, WORK / "site")
+            if not name.endswith(".a") and ("/include/" not in name or "THNN" in name or "THCUNN" in name):
+                archive.extract(name, WORK / "site")  # some releases read these two headers at import
         facts = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         wanted = Parser().parsestr(archive.read(facts).decode()).get_all("Requires-Dist") or []
     wheel.unlink()
@@ -63,7 +63,7 @@ def install(release: str, python: str) -> None:
     names |= {"numpy<2" if tuple(map(int, release.split(".")[:2])) < (2, 3) else "numpy"}
     if tag in ("cp27mu", "cp36m"):  # whose pip takes what is too new for it; torch 1.0 names none of these
         names = {"numpy<1.17" if tag == "cp27mu" else "numpy<1.20", "typing_extensions<4.2", "future", "six"}
-        names |= {"typing", "enum34"} if tag == "cp27mu" else {"dataclasses"}
+        names |= {"typing", "enum34"} if tag == "cp27mu" else set()
     run(python, "-m", "pip", "install", "-q", "--target", WORK / "deps", *sorted(names))
 
 

@@ -145,28 +145,51 @@ def saver(make, options):
     return write
 
 
-def write(folder):
+def attempt(job, path):
+    """What a job says is in its file; or why there is none."""
+    torch.manual_seed(0)
+    random.seed(0)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return told(job(path)), None
+    except Exception as error:
+        return None, "%s: %s" % (type(error).__name__, str(error).split("\n")[0][:100])
+
+
+def in_child(job, path):
+    """The same in a child: some releases crash on what they can't save."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if not child:
+        with os.fdopen(write_end, "w") as out:
+            json.dump(attempt(job, path), out)
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end) as answer:
+        text = answer.read()
+    status = os.waitpid(child, 0)[1]
+    return json.loads(text) if status == 0 else (None, "it ends by signal %d" % (status & 127))
+
+
+def write(folder, run=attempt):
     """Write every file this release can, and return what is in them."""
     expected = {"torch": torch.__version__, "python": sys.version.split()[0], "files": {}, "left out": {}}
     for name, job in jobs():
         path = os.path.join(folder, name)
-        torch.manual_seed(0)
-        random.seed(0)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                found = told(job(path))
-            twins = [other for other, facts in expected["files"].items() if facts == found]
-            expected["files"][name] = {"as": min(twins)} if twins else found
-        except Exception as error:
-            expected["left out"][name] = "%s: %s" % (type(error).__name__, str(error).split("\n")[0][:100])
+        found, why = run(job, path)
+        if found is None:
+            expected["left out"][name] = why
             if os.path.exists(path):
                 os.remove(path)
+            continue
+        twins = [other for other, facts in expected["files"].items() if facts == found]
+        expected["files"][name] = {"as": min(twins)} if twins else found
     with open(os.path.join(folder, "expected.json"), "w") as out:
         json.dump(expected, out, indent=0, sort_keys=True)
     return expected
 
 
 if __name__ == "__main__":
-    for left_out in sorted(write(sys.argv[1])["left out"].items()):
+    for left_out in sorted(write(sys.argv[1], in_child)["left out"].items()):
         print(torch.__version__, *left_out)

@@ -254,14 +254,6 @@ def test_tensor_by_number_is_refused_with_a_reason() -> None:
         tensorio.load(hexfile.zip_file(cases.script_records(cases.script_object({"x": call}), {})))
 
 
-def test_files_before_1_4_are_refused_with_a_reason() -> None:
-    parts = {"version": b"1\n", "tensors/0": b"\0" * 16, "code/m.py": b"", "model.json": b"{}"}
-    data = hexfile.zip_file([hexfile.Rec(f"m/{name}", raw) for name, raw in parts.items()])
-    assert tensorio.identify(data) == "torchscript"
-    with pytest.raises(UnsupportedError, match=r"before 1\.4.*model\.json"):
-        tensorio.open(data)
-
-
 @pytest.mark.parametrize("version", ["2", "4", "10"])
 def test_versions(version: str) -> None:
     records = cases.script_records(MODULE, RAW)
