@@ -14,6 +14,7 @@ from tensorio.allowing import allow
 from tensorio.checkpoint._checkpoint import Checkpoint
 from tensorio.checkpoint._recover import Loss, Recovery
 from tensorio.checkpoint._verify import Report
+from tensorio.dtensor import DTensor
 from tensorio.errors import (
     ChecksumError,
     FormatError,
@@ -27,33 +28,44 @@ from tensorio.errors import (
     UnsafePickleError,
     UnsupportedError,
 )
+from tensorio.kinds import JaggedTensor, MetaTensor, NestedTensor, QuantizedTensor, SubclassTensor, TensorKind
 from tensorio.modules import state_dict
 from tensorio.scanning._report import Finding, ScannedFile, ScanReport
+from tensorio.sparse import SparseTensor
 from tensorio.tensors import Chunk, Extent, TensorInfo
-from tensorio.values import Device, Opaque, Size, TorchDType
+from tensorio.values import Device, Opaque, Size, TorchDType, TorchTag
 
 __all__ = [
     "Checkpoint",
     "ChecksumError",
     "Chunk",
+    "DTensor",
     "Device",
     "Extent",
     "Finding",
     "FormatError",
     "HeaderError",
+    "JaggedTensor",
     "LimitError",
     "Loss",
+    "MetaTensor",
+    "NestedTensor",
     "Opaque",
+    "QuantizedTensor",
     "Recovery",
     "Report",
     "ScanReport",
     "ScannedFile",
     "Size",
+    "SparseTensor",
+    "SubclassTensor",
     "TensorIOError",
     "TensorInfo",
+    "TensorKind",
     "TensorMismatchError",
     "TensorNotFoundError",
     "TorchDType",
+    "TorchTag",
     "TruncatedError",
     "UnknownFormatError",
     "UnsafePickleError",

@@ -305,7 +305,9 @@ cdef class _Tensors(_Stack):
             self.expected("a dtype", dtype)
         if ref.cls.kind != K_UNTYPED and ref.itemsize != 1:
             self.wrong("expected an untyped storage")
-        known = _BY_NAME[dtype]
+        known = _BY_NAME.get(dtype)
+        if known is None:
+            raise UnsupportedError(f"a plain tensor of {dtype}", offset=self.at)
         row.dtype = known.code
         return known.itemsize
 
@@ -443,8 +445,11 @@ cdef class _Tensors(_Stack):
             self.wrong(f"expected 3 arguments to rebuild a parameter, found {len(args)}")
         tensor = args[0]
         if not self.is_tensor(tensor):
-            if type(tensor) is _Opaque or isinstance(tensor, _TensorKind):
+            if type(tensor) is _Opaque:
                 return tensor
+            if isinstance(tensor, _TensorKind):
+                self.check_grad(args[1], args[2], row)
+                return tensor.as_parameter(args[1])
             self.expected("a tensor", tensor)
         if type(tensor) is Leaf:
             row = self.row_of(<Leaf> tensor)

@@ -37,6 +37,7 @@ import numpy as np
 from tensorio.dtypes import BY_NAME as _BY_NAME, DTYPES as _DTYPES, of_numpy
 from tensorio.errors import UnsupportedError
 from tensorio._unpickler import Leaf as _Leaf, _Global
+from tensorio.allowlist import ALLOWED as _ALLOWED
 from tensorio.arraylike import as_numpy as _as_numpy, is_foreign_tensor as _is_foreign_tensor
 from tensorio.kinds import (
     QUANTIZED as _QUANTIZED_TYPES, JaggedTensor as _JaggedTensor, MetaTensor as _MetaTensor,
@@ -383,6 +384,8 @@ cdef class _Pickler:
         if kind is Device:
             parts = (obj.type,) if obj.index is None else tuple(obj)
             return self.save_reduce((_torch_global("torch", "device"), parts), obj)
+        if kind is Opaque and obj.args is None and obj.state is None and (obj.module, obj.name) in _ALLOWED:
+            return self.save_global(obj, obj.module, obj.name)
         if kind is Opaque:
             raise UnsupportedError(f"{obj!r} stands for an object of a class that was not allowed when the file was "
                                    "opened, and can't be written")

@@ -57,7 +57,7 @@ cdef type _TorchTag = TorchTag
 cdef type _Device = Device
 cdef type _Counter = Counter
 cdef type _Unbuilt = _Unbuilt_class
-cdef tuple _SIZED = (str, bytes, list, tuple, dict)  # what the functions of tensorio._calls copy
+cdef tuple _SIZED = (list, tuple, dict)  # what the functions of tensorio._calls copy
 
 cdef extern from "Python.h":
     object PyUnicode_DecodeUTF8(const char *s, Py_ssize_t size, const char *errors)
@@ -191,6 +191,7 @@ cdef class _Machine(_Arrays):
     cdef dict placed_made
     cdef int tuple_keys
     cdef int unbuilt  # objects that still need a state
+    cdef bint bare_names  # whether names of functions of ours stand in a container by themselves
     cdef set allowed  # classes
     cdef dict opaque
     cdef readonly list refused
@@ -281,6 +282,9 @@ cdef class _Machine(_Arrays):
         if t == NULL:
             raise MemoryError()
         for i in range(count):
+            if type(<object> self.stack[height + i]) is _Global \
+                    and (<_Global> <object> self.stack[height + i]).kind in (K_CALL, K_ORDERED_DICT):
+                self.bare_names = True  # other kinds are arguments of torch's and NumPy's calls
             PyTuple_SET_ITEM(t, i, self.stack[height + i])
         self.sp = height
         if self.sp == self.room:
@@ -315,6 +319,8 @@ cdef class _Machine(_Arrays):
         self.charge(COST_ITEM * (self.sp - height) // 2)
         for i in range(height, self.sp, 2):
             key = <object> self.stack[i]
+            if type(<object> self.stack[i + 1]) is _Global:
+                self.bare_names = True
             if not PyUnicode_CheckExact(key):
                 key = self.as_key(key)
             if PyDict_CheckExact(target):
@@ -337,6 +343,8 @@ cdef class _Machine(_Arrays):
             target = target.items
         if PyList_CheckExact(target):
             for i in range(height, self.sp):
+                if type(<object> self.stack[i]) is _Global:
+                    self.bare_names = True
                 PyList_Append(target, <object> self.stack[i])
         else:
             append = self.appender(target)
@@ -545,7 +553,11 @@ cdef class _Machine(_Arrays):
 
     cdef object call_rare(self, int kind, _Global callee, tuple args):
         # What these make is an object of fixed size, plus at most a copy of their first argument.
-        self.charge(COST_OPAQUE + (COST_ITEM * <int64_t> len(args[0]) if args and isinstance(args[0], _SIZED) else 0))
+        first = args[0] if args else None
+        if PyUnicode_CheckExact(first) or type(first) is bytes:
+            self.charge(COST_DICT + 2 * <int64_t> len(first))
+        else:
+            self.charge(COST_OPAQUE + (COST_ITEM * <int64_t> len(first) if isinstance(first, _SIZED) else 0))
         if kind == K_REBUILD_KIND:
             return _REBUILD_KINDS[callee.kind_name](args, self)
         if kind == K_REBUILD_QTENSOR:
@@ -977,10 +989,12 @@ cdef class _Machine(_Arrays):
         out = self.pop()
         if self.unbuilt:
             self.wrong("the pickle stops before an object has its state")
-        return self.spell_out(out) if self.placeholders or self.spans else out
+        if self.placeholders or self.spans or self.bare_names or type(out) is _Global:
+            return self.spell_out(out)
+        return out
 
     cdef object spell_out(self, object root):
-        """Put arrays for storages that were saved by themselves, and bytes for what was left in the pickle.
+        """Put arrays for storages that were saved by themselves, bytes for what was left in the pickle, names for names.
 
         In dicts, lists, tuples and opaque objects; a storage anywhere else is refused. Tuples are made anew, inner
         ones first.
@@ -995,6 +1009,8 @@ cdef class _Machine(_Arrays):
                 continue
             if type(node) is _StorageRef:
                 done[id(node)] = (node, self.whole_storage(<_StorageRef> node))
+            elif type(node) is _Global:
+                done[id(node)] = (node, _Opaque((<_Global> node).module, (<_Global> node).name))
             elif type(node) is _Span:
                 done[id(node)] = (node, self.contents(<_Span> node))
             elif not isinstance(node, (dict, list, tuple)) and type(node) is not _Opaque:
@@ -1132,6 +1148,8 @@ def loads(pickle, records=None, *, list leases=None, decode=None, set wanted=Non
             break
         except _Restart:
             continue
+        except UnsafePickleError as error:  # what an allowed class leads to
+            raise _refusal([*machine.refused, *error.globals]) from None
         except (FormatError, UnsupportedError):
             if machine.refused and rules.unknown == "error":
                 raise _refusal(machine.refused) from None

@@ -80,13 +80,18 @@ def children(node: object) -> Iterator[tuple[Path, object]] | None:
     if isinstance(node, TensorKind):
         parts = node.parts()
         return (((key,), child) for key, child in parts.items()) if parts else None
-    return _attributes(node)
+    return _object_children(node)
+
+
+def _module_children(node: object) -> Iterator[tuple[Path, object]]:
+    """Those of a pickled module, so that its tensors get the names of its state dict."""
+    for steps, name, child in modules.module_children(node):
+        yield (*(Step(step) for step in steps[:-1]), steps[-1] if name == str(steps[-1]) else name), child
 
 
 def _opaque_children(node: Opaque) -> Iterator[tuple[Path, object]]:
     if modules.is_module(node):
-        for steps, name, child in modules.module_children(node):
-            yield (*(Step(step) for step in steps[:-1]), steps[-1] if name == str(steps[-1]) else name), child
+        yield from _module_children(node)
         return
     state_key = _STATE if isinstance(node.state, dict | Opaque) else "state"
     for key, part in (("args", node.args), ("kwargs", node.kwargs), (state_key, node.state), ("items", node.items)):
@@ -94,8 +99,10 @@ def _opaque_children(node: Opaque) -> Iterator[tuple[Path, object]]:
             yield (key,), part
 
 
-def _attributes(node: object) -> Iterator[tuple[Path, object]] | None:
+def _object_children(node: object) -> Iterator[tuple[Path, object]] | None:
     """The attributes of an object of an allowed class, or a namespace."""
+    if modules.is_module(node):
+        return _module_children(node)
     try:
         held = object.__getattribute__(node, "__dict__")
     except AttributeError:

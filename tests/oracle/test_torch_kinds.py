@@ -587,7 +587,6 @@ def test_parameters_are_written_as_parameters(name: str) -> None:
         assert record(saved(kind), "data.pkl") == record(saved_by_torch(want), "data.pkl")
 
 
-@pytest.mark.xfail(strict=True, reason="the machine does not mark them yet")
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters_are_read_as_parameters(name: str) -> None:
     want = parameter_of(name)

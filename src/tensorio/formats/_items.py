@@ -16,6 +16,7 @@ from tensorio import _source
 from tensorio.arraylike import as_numpy, is_tensor
 from tensorio.dtypes import BY_NAME, DTYPES, of_numpy
 from tensorio.errors import TensorMismatchError, UnsupportedError, escaped
+from tensorio.kinds import TensorKind
 from tensorio.plan import PIECE, Payloads
 from tensorio.tensors import first_duplicate
 
@@ -95,7 +96,9 @@ def _leaves(root: Mapping[Any, object]) -> Iterator[tuple[str, object]]:
             continue
         name = f"{prefix}.{step[0]}" if prefix else str(step[0])
         child = step[1]
-        nested = None if hasattr(child, "shape") else _children(child)  # tensors first: asking for a Mapping is slow
+        nested = (
+            None if hasattr(child, "shape") and not isinstance(child, TensorKind) else _children(child)
+        )  # tensors first: asking for a Mapping is slow
         if nested is None:
             yield name, child
         elif id(child) in open_ids:
@@ -110,6 +113,8 @@ def _children(obj: object) -> Iterator[tuple[Any, object]] | None:
         return iter(obj.items())
     if isinstance(obj, list | tuple):
         return iter(enumerate(obj))
+    if isinstance(obj, TensorKind):
+        return iter(obj.parts().items())
     return None
 
 
