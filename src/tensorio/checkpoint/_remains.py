@@ -19,7 +19,7 @@ from tensorio.errors import (
     UnsupportedError,
     error_context,
 )
-from tensorio.formats._base import Opened, OpenOptions
+from tensorio.formats._base import Opened, OpenOptions, naming_budget
 from tensorio.formats._decoded import Decoded
 from tensorio.formats._salvage import Damaged
 from tensorio.formats._salvage_find import find_pickle, whole_storages
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["Choices", "Remains", "remains"]
 
 HEAD = 4096  # bytes that tell the format
-# Bytes that naming the tensors may cost: this much, and so much per byte of the pickle (as when a file is opened).
-NAMES_FIXED = 24 << 20
-NAMES_PER_BYTE = 16
 MAX_PICKLE = 64 << 20  # bytes that a deflated pickle may unpack to
 LENGTH = 8  # bytes of a safetensors file's first field
 COUNT = 8  # bytes of the number in front of a storage in a legacy file
@@ -153,7 +150,7 @@ def _torch_zip(archive: Damaged, directory: Directory | None, prefix: str, pickl
     piece_of = list(loaded.rows[_STORAGE::ROW])
     storages = _placed(archive.storage, loaded.rows, pieces, walk.texts.get("byteorder") == b"big")
     opened = Opened("torch_zip", Table([], loaded.rows, loaded.dims), storages, tree=loaded.obj, flat=False,
-                    budget=NAMES_FIXED + NAMES_PER_BYTE * pickle.size)  # fmt: skip
+                    budget=naming_budget(pickle.size))  # fmt: skip
     return Remains(opened, pieces, piece_of, pickle.state)
 
 
@@ -235,7 +232,7 @@ def _torch_legacy(storage: Storage, rules: Rules) -> Remains:
     piece_of = list(loaded.rows[_STORAGE::ROW])
     storages = _placed(storage, loaded.rows, pieces, sys.byteorder == "big")
     opened = Opened("torch_legacy", Table([], loaded.rows, loaded.dims), storages, tree=loaded.obj, flat=False,
-                    budget=NAMES_FIXED + NAMES_PER_BYTE * (loaded.end - at))  # fmt: skip
+                    budget=naming_budget(loaded.end - at))  # fmt: skip
     return Remains(opened, pieces, piece_of)
 
 

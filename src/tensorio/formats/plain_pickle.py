@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tensorio import _unpickler
 from tensorio.dtypes import DTYPES
 from tensorio.errors import HeaderError, UnsupportedError
-from tensorio.formats._base import Opened, OpenOptions, SaveOptions, StoredRecord
+from tensorio.formats._base import Opened, OpenOptions, SaveOptions, StoredRecord, naming_budget
 from tensorio.formats._stream import located, read_stream
 from tensorio.pickles import Records
 from tensorio.storage import MemoryStorage
@@ -40,9 +40,6 @@ _FIRST = (b"}", b"]", b"(", b")", b"c", b"\x8c", b"\x8f")
 _MENTIONS = (b"numpy", b"joblib", b"_load_from_bytes")
 _FRAME = 9  # bytes of the opcode FRAME and its argument
 
-# What naming the tensors may cost, in bytes: this much, and so much per byte of the pickle (half of promise P3).
-NAMES_FIXED = 24 << 20
-NAMES_PER_BYTE = 16
 
 BIG_ENDIAN_HOST = sys.byteorder == "big"
 
@@ -117,7 +114,7 @@ def open(storage: Storage, options: OpenOptions) -> Opened:
         storages.all,
         tree=loaded.obj,
         flat=False,
-        budget=NAMES_FIXED + NAMES_PER_BYTE * loaded.end,
+        budget=naming_budget(loaded.end),
         records=lambda: _records(loaded),
         fill=lambda wanted: _run(_Storages(storage, options, leased=True), options, wanted).obj,
     )

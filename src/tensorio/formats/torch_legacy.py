@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tensorio import _unpickler
 from tensorio.errors import UnsupportedError
-from tensorio.formats._base import Opened, OpenOptions, SaveOptions
+from tensorio.formats._base import Opened, OpenOptions, SaveOptions, naming_budget
 from tensorio.formats._decoded import Decoded
 from tensorio.formats._stream import Stream, is_stream, located, read_stream, require_reference_stream
 from tensorio.tensors import ROW, Table
@@ -24,9 +24,6 @@ NAME = "torch_legacy"
 SUFFIXES = ()
 OPENED_BY_SUFFIX = ()
 
-# What naming the tensors may cost, in bytes: this much, and so much per byte of the pickle (half of promise P3).
-NAMES_FIXED = 24 << 20
-NAMES_PER_BYTE = 16
 
 BIG_ENDIAN_HOST = sys.byteorder == "big"  # the file is little-endian, always
 
@@ -52,7 +49,7 @@ def open(storage: Storage, options: OpenOptions) -> Opened:
         [storage, *decoded.storages],
         tree=stream.loaded.obj,
         flat=False,
-        budget=NAMES_FIXED + NAMES_PER_BYTE * (stream.loaded.end - stream.start),
+        budget=naming_budget(stream.loaded.end - stream.start),
         records=lambda: iter(records),
         fill=lambda wanted: _filled(storage, stream, options, wanted),
     )

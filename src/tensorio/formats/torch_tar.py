@@ -25,7 +25,7 @@ from tensorio import _unpickler
 from tensorio.allowlist import ALLOWED
 from tensorio.dtypes import BY_NAME
 from tensorio.errors import HeaderError, TruncatedError, UnsupportedError, error_context, escaped
-from tensorio.formats._base import Opened, OpenOptions, SaveOptions, StoredRecord
+from tensorio.formats._base import Opened, OpenOptions, SaveOptions, StoredRecord, naming_budget
 from tensorio.formats._decoded import Decoded
 from tensorio.formats._stream import located, read_count
 from tensorio.formats._tar import BLOCK, Member, is_tar, members
@@ -43,9 +43,6 @@ SUFFIXES = ()
 OPENED_BY_SUFFIX = ()
 
 MEMBERS = ("sys_info", "pickle", "tensors", "storages")
-# What naming the tensors may cost, in bytes: this much, and so much per byte of the pickle (half of promise P3).
-NAMES_FIXED = 24 << 20
-NAMES_PER_BYTE = 16
 MAX_RANK = 64  # NumPy's
 
 BIG_ENDIAN_HOST = sys.byteorder == "big"  # the file is little-endian, always
@@ -281,7 +278,7 @@ def open(storage: Storage, options: OpenOptions) -> Opened:
         [storage, *decoded.storages],
         tree=tree,
         flat=False,
-        budget=NAMES_FIXED + NAMES_PER_BYTE * layout.pickle.nbytes,
+        budget=naming_budget(layout.pickle.nbytes),
         records=lambda: (StoredRecord(f"storages/{k.key}", 0, k.offset, k.nbytes, None, k.nbytes)
                          for k in layout.records),
         fill=lambda wanted: _filled(layout, wanted),
