@@ -480,7 +480,7 @@ def test_repacked_archives(tmp_path: Path, method: int, order: Any) -> None:
     layout = Layout(data)
     check(data, obj, tmp_path, set())
     report = check(data[: layout.directory], obj, tmp_path, set())
-    assert not report.not_proven or order([1, 2]) == [2, 1]
+    assert len(report.not_proven) == sum(n > 0 for n in SIZES)  # nothing but its header says which record is whose
     damaged = bytearray(data)
     damaged[layout.payloads["data/9"][0] + 20] ^= 1
     check(bytes(damaged), obj, tmp_path, {"data/9"})

@@ -23,8 +23,9 @@ from tensorio.formats._base import Opened, OpenOptions, naming_budget
 from tensorio.formats._decoded import Decoded
 from tensorio.formats._salvage import Damaged
 from tensorio.formats._salvage_find import find_pickle, whole_storages
+from tensorio.formats._salvage_layout import BYTEORDER
 from tensorio.formats._salvage_parts import LOCAL, Directory, Piece, State
-from tensorio.formats._salvage_walk import Walk
+from tensorio.formats._salvage_storages import Storages
 from tensorio.formats._stream import is_stream, located, pickle_at
 from tensorio.storage import MemoryStorage, arena
 from tensorio.tensors import ROW, Table
@@ -106,10 +107,8 @@ def remains(storage: Storage, name: str, choices: Choices, progress: Progress) -
             other.open(storage, choices.options)
             raise _not_read(other.NAME)
     directory = archive.directory()
-    if directory is not None and not choices.raw and head[:4] == LOCAL:
-        other = formats.of_storage(storage, None, name)
-        if other.NAME != "torch_zip":
-            raise _not_read(other.NAME)
+    if head[:4] == LOCAL and not choices.raw:
+        _refuse_others(storage, name, choices.options)
     found = find_pickle(archive, directory)
     problem: TensorIOError
     if found is None:
@@ -127,6 +126,18 @@ def remains(storage: Storage, name: str, choices: Choices, progress: Progress) -
     return _raw(archive, directory, problem, choices, progress)
 
 
+def _refuse_others(storage: Storage, name: str, options: OpenOptions) -> None:
+    """Refuse a zip archive that is not torch.save's. If it is damaged, what it looks like may be wrong."""
+    try:
+        other = formats.of_storage(storage, None, name)
+        if other.NAME != "torch_zip":
+            other.open(storage, options)
+    except TensorIOError:
+        return
+    if other.NAME != "torch_zip":
+        raise _not_read(other.NAME)
+
+
 def _not_read(format: str) -> UnsupportedError:
     return UnsupportedError(
         f"recovering a file of format {format} is not available in this version; convert reads it if it is whole"
@@ -140,25 +151,19 @@ def _torch_zip(archive: Damaged, directory: Directory | None, prefix: str, pickl
                progress: Progress) -> Remains:  # fmt: skip
     loaded = _run(archive, pickle, choices.options.rules())
     sizes = {storage.key: storage.nbytes for storage in loaded.mentioned}
-    walk = Walk(archive, prefix, sizes, pickle, directory)
-    walk.run(progress)
-    if directory is None and walk.central is not None and not walk.proven:
-        walk.directory = archive.directory_at(walk.central, archive.nbytes)
-        walk.run()
-    ends = walk.directory is None and walk.central is None
-    pieces = [walk.pieces.get(key) or _missing(walk.folder + key, size, ends) for key, size in sizes.items()]
+    found = Storages(archive, prefix, sizes, pickle, directory, progress)
+    pieces = [found.pieces.get(key) or _missing(found.folder + key, size) for key, size in sizes.items()]
     piece_of = list(loaded.rows[_STORAGE::ROW])
-    storages = _placed(archive.storage, loaded.rows, pieces, walk.texts.get("byteorder") == b"big")
+    storages = _placed(archive.storage, loaded.rows, pieces, found.texts.get(BYTEORDER) == b"big")
     opened = Opened("torch_zip", Table([], loaded.rows, loaded.dims), storages, tree=loaded.obj, flat=False,
                     budget=naming_budget(pickle.size))  # fmt: skip
     return Remains(opened, pieces, piece_of, pickle.state)
 
 
-def _missing(record: str, nbytes: int, ends: bool) -> Piece:
+def _missing(record: str, nbytes: int) -> Piece:
     if nbytes == 0:
         return Piece(record, 0, 0, 0, False, State.PROVEN)
-    why = "its record was not found" + (" before the end of the file" if ends else "")
-    return Piece(record, -1, nbytes, nbytes, False, State.MISSING, why)
+    return Piece(record, -1, nbytes, nbytes, False, State.MISSING, "its record was not found")
 
 
 def _cut(there: int, nbytes: int) -> str:
@@ -220,7 +225,7 @@ def _torch_legacy(storage: Storage, rules: Rules) -> Remains:
     with located(at, "object"):
         loaded = _unpickler.loads(view, None, rules=rules, start=at)
     numbers = {mentioned.key: i for i, mentioned in enumerate(loaded.mentioned)}
-    pieces = [_missing(mentioned.key, mentioned.nbytes, True) for mentioned in loaded.mentioned]
+    pieces = [_missing(mentioned.key, mentioned.nbytes) for mentioned in loaded.mentioned]
     for key, nbytes, itemsize, start in _stored(view, loaded):
         there = len(view) - start
         piece = Piece(key, start, nbytes, nbytes, False, State.UNPROVEN, NO_CHECKSUMS)

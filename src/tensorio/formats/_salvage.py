@@ -132,6 +132,11 @@ class Damaged:
                     return start, size, crc
         return None
 
+    def described(self, at: int, size: int) -> bool:
+        """Tell whether the descriptor of a stored payload of so many bytes stands at `at`."""
+        ending = ending_at(self.view, at, size, size, True) if size and at < self.nbytes else None
+        return ending is not None and ending.crc is not None
+
     # -------------------------------------------------------------- checksums
 
     def checksum(self, start: int, nbytes: int) -> int:

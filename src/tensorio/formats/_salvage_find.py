@@ -8,8 +8,8 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tensorio.formats._salvage import Damaged
-from tensorio.formats._salvage_parts import LOCAL, Directory, Header, Piece, State
-from tensorio.formats._salvage_walk import FOLDER, LOCAL_SIZE, NARROW, PICKLE
+from tensorio.formats._salvage_layout import FOLDER, LOCAL_SIZE, PICKLE
+from tensorio.formats._salvage_parts import LOCAL, Directory, Header, Piece, State, descriptor_size
 
 if TYPE_CHECKING:
     Progress = Callable[[int], object]
@@ -83,7 +83,9 @@ def _searched_pickle(archive: Damaged, lost: int) -> Piece | None:
 
 def _unended(archive: Damaged, header: Header) -> Piece:
     """A pickle whose end nothing tells: all up to the next header, less a descriptor; or up to the end of the file."""
-    end = next((at - NARROW for at in archive.signatures(LOCAL, header.start) if archive.header(at)), None)
+    end = next(
+        (at - descriptor_size(0, 1) for at in archive.signatures(LOCAL, header.start) if archive.header(at)), None
+    )
     if end is None or end < header.start:
         size = archive.nbytes - header.start
         why = "cut off by the end of the file"
