@@ -8,10 +8,12 @@ import json
 import os
 import random
 import struct
+import subprocess
+import sys
 import time
 import zipfile
 import zlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -758,6 +760,109 @@ def test_many_records_take_no_time(tmp_path: Path) -> None:
     assert tensorio.recover(source, target, durable=False).ok
     assert time.process_time() - start < 10
     np.testing.assert_array_equal(tensorio.load(target)["layers.9999.weight"], tensors["layers.9999.weight"])
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    """Half a gibibyte of tensors, damaged, in a process of its own."""
+    if not os.path.exists("/proc/self/status"):
+        pytest.skip("needs Linux's /proc")
+    code = """if True:
+        import sys
+        import numpy as np
+        import tensorio, tensorio.checkpoint._convert
+        def peak():
+            with open("/proc/self/status") as f:
+                return next(int(line.split()[1]) for line in f if line.startswith("VmHWM")) << 10
+        before = peak()
+        report = tensorio.recover(sys.argv[1], sys.argv[2], durable=False)
+        print(len(report.saved), len(report.lost), peak() - before)
+    """
+    make = """if True:
+        import sys
+        import numpy as np
+        import tensorio
+        block = np.arange(8 << 20, dtype=np.uint32)
+        tensorio.save({f"w{i}": block + np.uint32(i) for i in range(16)}, sys.argv[1], durable=False)
+    """
+    source, target = tmp_path / "a.pt", tmp_path / "b.pt"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+    def output(program: str) -> str:
+        done = subprocess.run([sys.executable, "-c", program, source, target], env=environment, capture_output=True,
+                              text=True, timeout=200, check=False)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    try:
+        output(make)
+        with source.open("r+b") as f:
+            f.seek(300 << 20)
+            f.write(bytes(1 << 20))
+            f.truncate(source.stat().st_size - (5 << 20))
+        saved, lost, grown = map(int, output(code).split())
+    finally:
+        source.unlink(missing_ok=True)
+        target.unlink(missing_ok=True)
+    assert (saved, lost) == (14, 2)
+    assert grown < 48 << 20
+
+
+# ------------------------------------------------------------- trees without some tensors
+
+
+def test_tensors_are_taken_out_of_any_tree() -> None:
+    """In place, each object once, whatever is shared or contains itself."""
+    from types import SimpleNamespace
+
+    from tensorio._unpickler import Leaf
+    from tensorio.checkpoint._without import without as taken_out
+    from tensorio.values import Opaque
+
+    keep, lose = Leaf(0), Leaf(1)
+    shared = {"keep": keep, "lose": lose}
+    pair = (lose, (keep, lose), shared)
+    opaque = Opaque("m", "C", (lose, 1))
+    opaque.state, opaque.items = {"a": lose, "b": keep}, [lose, keep]
+    space = SimpleNamespace(a=lose, b=keep)
+    attributed = OrderedDict(x=lose, y=1)
+    attributed.extra = lose  # type: ignore[attr-defined]
+    tree: dict[str, Any] = {"shared": shared, "pair": pair, "pairs": [pair, pair], "list": [lose, keep],
+                            "opaque": opaque, "space": space, "attributed": attributed, "number": 5,
+                            "deque": deque([lose, 1])}  # fmt: skip
+    tree["itself"] = tree
+    out = taken_out(tree, {1})
+    assert out is tree
+    assert out["shared"] is shared
+    assert shared == {"keep": keep}
+    assert out["pair"] == (None, (keep, None), shared)
+    assert out["pairs"][0] is out["pairs"][1] is out["pair"]
+    assert out["list"] == [None, keep]
+    assert (opaque.args, opaque.state, opaque.items) == ((None, 1), {"b": keep}, [None, keep])
+    assert vars(space) == {"b": keep}
+    assert dict(attributed) == {"y": 1}
+    assert vars(attributed) == {}
+    assert out["deque"] == deque([None, 1])
+    assert out["itself"] is out
+    assert taken_out(lose, {1}) is None
+    assert taken_out(keep, {1}) is keep
+    assert taken_out((keep, lose), {1}) == (keep, None)
+
+
+def test_deep_trees_are_no_problem() -> None:
+    from tensorio._unpickler import Leaf
+    from tensorio.checkpoint._without import without as taken_out
+
+    tree: Any = Leaf(1)
+    for _ in range(100_000):
+        tree = (tree,)
+    tree = taken_out([tree], {1})[0]
+    while tree is not None:
+        (tree,) = tree
+    wide: Any = Leaf(1)
+    for _ in range(60):
+        wide = (wide, wide)
+    assert taken_out(wide, {2}) is wide
+    assert taken_out(wide, {1}) is not wide
 
 
 # ------------------------------------------------------------------------- command line

@@ -231,7 +231,7 @@ def _widened(values: tuple[int, ...], wide: bytes) -> tuple[int, ...]:
 
 def descriptor_size(at: int, nbytes: int) -> int:
     """Return the bytes of the descriptor that torch writes, for a header at `at` and a payload of `nbytes`."""
-    return _WIDE.size if max(at, nbytes) >= MASKED else _NARROW.size if nbytes else 0
+    return 0 if not nbytes else _WIDE.size if max(at, nbytes) >= MASKED else _NARROW.size
 
 
 def ending_at(view: memoryview, at: int, compressed: int, size: int, later: bool) -> Ending | None:
