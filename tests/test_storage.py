@@ -23,7 +23,7 @@ import pytest
 import cases
 import hexfile
 import tensorio
-from tensorio import storage
+from tensorio import formats, storage
 from tensorio.opening import open_storage
 from tensorio.storage import FileStorage, LazyStorage, MemoryStorage, arena
 
@@ -440,3 +440,13 @@ def test_descriptor_is_not_inherited(path: Path) -> None:
     assert not os.get_inheritable(opened.fileno()[0])
     assert stat.S_ISREG(os.fstat(opened.fileno()[0]).st_mode)
     opened.close()
+
+
+@pytest.mark.parametrize("writable", [False, True])
+@pytest.mark.parametrize("mmap", [False, True])
+def test_empty_file_is_refused_alike_in_every_way(writable: bool, mmap: bool, tmp_path: Path) -> None:
+    path = tmp_path / "empty"
+    path.touch()
+    for format in formats.names():
+        with pytest.raises(tensorio.FormatError):
+            tensorio.load(path, format=format, writable=writable, mmap=mmap)

@@ -226,7 +226,8 @@ class FileStorage(Storage):
         if self._fd < 0:
             raise ValueError("the checkpoint is closed")
         if view is None:
-            view = self._view = memoryview(mapping if mapping is not None else b"")[self._start :]
+            nothing = bytearray() if self.writable else b""  # an empty file can't be mapped
+            view = self._view = memoryview(nothing if mapping is None else mapping)[self._start :]
         return view
 
     def fileno(self) -> tuple[int, int]:

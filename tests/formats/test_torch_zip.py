@@ -193,3 +193,12 @@ def test_hexfile_builder_is_what_torch_writes() -> None:
         assert zip_file([Rec(n, archive.read(n)) for n in archive.namelist()]) == data
     assert torch.load(io.BytesIO(torch_file(BODY, RAW)), weights_only=True).tolist() == [0, 1, 2, 3]
     assert hexfile.respelled(BODY) == BODY
+
+
+def test_strict_blames_a_byte_of_the_file() -> None:
+    """Also where the records that torch would have written reach further than the file."""
+    for records in (1, 2, 4, 6):
+        data = hexfile.zip_file(hexfile.torch_records(hexfile.pickled(b"]"), {"0": bytes(8)})[:records])
+        with pytest.raises(tensorio.FormatError, match="strict") as caught:
+            tensorio.load(data, strict=True)
+        assert caught.value.offset <= len(data)

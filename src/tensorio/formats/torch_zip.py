@@ -90,9 +90,11 @@ class _Layout(TorchArchive):
             start, data, end = _core.zip_placed(placed, i)
             behind = _core.zip_descriptor(placed, i, crc)
             if view[start:data] != _core.zip_local(placed, blob, i) or view[data + r.size : end] != behind:
-                raise HeaderError("strict: expected the records of torch.save 2.13", record=r.name, offset=start)
+                at = min(start, view.nbytes)  # unpacked records would reach further than the file
+                raise HeaderError("strict: expected the records of torch.save 2.13", record=r.name, offset=at)
         if view[directory:] != _core.zip_tail(placed, blob, directory):
-            raise HeaderError("strict: expected the central directory of torch.save 2.13", offset=directory)
+            at = min(directory, view.nbytes)
+            raise HeaderError("strict: expected the central directory of torch.save 2.13", offset=at)
 
     # ------------------------------------------------------------- contents
 
