@@ -9,6 +9,7 @@
 
 #include "fuzz.h"
 #include "zip_format.h"
+#include "zip_mutator.h"
 #include "zip_read.h"
 
 typedef struct {

@@ -212,6 +212,9 @@ def tensor_ops() -> Iterator[bytes]:
                     yield spelling[at + 1 : at + 1 + 300]
                     seen += 1
                     at = spelling.find(b"((", at + 2)
+    for rank in (64, 65):  # at the limit and beyond
+        dims = b"(" + b"K\x01" * rank + b"tq\x07"
+        yield b"(h\x01h\x02h\x05h\x03K\x0ctq\x06QK\x00" + dims * 2 + b"\x89h\x04)Rq\x09tq\x0aR"
     print(f"{seen} tensors", file=sys.stderr)
 
 
