@@ -441,3 +441,24 @@ def test_tensor_saved_under_two_names_is_one_array() -> None:
     body = pickled(b"]q\x07(" + tensor() + b"q\x08h\x08e")
     a, b = tensorio.load(hexfile.torch_file(body, RAW))
     assert a is b
+
+
+ARRAY = (hexfile.name("numpy._core.multiarray", "_reconstruct") + hexfile.name("numpy", "ndarray")
+         + b"K\x00\x85C\x01b\x87R")  # fmt: skip
+
+
+@pytest.mark.parametrize("body", [
+    hexfile.name("torch._utils", "_rebuild_parameter") + b"(" + ARRAY + b"\x88" + hexfile.HOOKS + b"tR",
+    hexfile.name("torch.nn.parameter", "Parameter") + ARRAY + b"\x85R",
+    hexfile.name("torch.cuda", "DoubleTensor") + ARRAY + b"\x85\x81",
+], ids=["rebuild_parameter", "Parameter", "DoubleTensor"])  # fmt: skip
+def test_array_in_a_tensor_s_place_is_judged_alike_by_open_and_load(body: bytes) -> None:
+    data = hexfile.torch_file(pickled(body, 4), RAW)
+    verdicts = []
+    for act in (tensorio.open, tensorio.load):
+        try:
+            act(data)
+            verdicts.append("read")
+        except tensorio.TensorIOError as error:
+            verdicts.append(type(error).__name__)
+    assert verdicts[0] == verdicts[1]
