@@ -2,7 +2,7 @@
 # The Python tests over extensions built with sanitizers, in a tree of their own under build/, so that the working
 # build stays as it is. Any report of a sanitizer fails.
 #   tools/sanitized.sh address tests/core                     AddressSanitizer and UndefinedBehaviorSanitizer
-#   tools/sanitized.sh address fuzz/machine.py --seconds 60   a program in place of pytest
+#   tools/sanitized.sh address fuzz/machine.py --seconds 60   one of fuzz/ in place of pytest
 #   tools/sanitized.sh thread tests/threads                   ThreadSanitizer
 # PYTHON has Cython, setuptools, NumPy and what the tests need. CPython itself is not built with the sanitizer: what it
 # does to memory is not seen, its allocations and locks are.
@@ -51,11 +51,10 @@ main() {
     export ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1:log_path=$reports/asan"
     export UBSAN_OPTIONS="print_stacktrace=1:log_path=$reports/ubsan"
     export TSAN_OPTIONS="history_size=4:report_signal_unsafe=0:die_after_fork=0:log_path=$reports/tsan"
-    if [ "${1##*.}" = py ]; then
-        LD_PRELOAD=$preload "$python" "$@" || rc=$?
-    else
-        LD_PRELOAD=$preload "$python" -m pytest -p no:cacheprovider --timeout 900 "$@" || rc=$?
-    fi
+    case ${1:-} in
+    fuzz/*.py) LD_PRELOAD=$preload "$python" "$@" || rc=$? ;;
+    *) LD_PRELOAD=$preload "$python" -m pytest -p no:cacheprovider --timeout 900 "$@" || rc=$? ;;
+    esac
     if [ -n "$(ls -A "$reports")" ]; then
         head -n 60 "$reports"/* | cut -c1-200 | head -n 300
         echo "a sanitizer reports: see $reports"
