@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import math
 import pickle
+import types
 from typing import Any
 
 import numpy as np
@@ -248,3 +249,39 @@ def test_instances_and_extensions_are_names_like_any_other(data: bytes) -> None:
 def test_instance_arguments_are_kept() -> None:
     assert read(b"(I7\nI8\nios\nsystem\n.", unknown="opaque").args == (7, 8)
     assert read(b"(cos\nsystem\nI7\nI8\no.", unknown="opaque").args == (7, 8)
+
+
+# ------------------------------------------------- bytes of a plain pickle, in place
+
+
+class Holder:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def test_bytes_come_out_of_whatever_holds_them() -> None:
+    raw = bytes(range(200))
+    value: Any = {
+        "namespace": types.SimpleNamespace(a=raw, b=[raw]), "deque": collections.deque([raw, (raw,)]),
+        "tuple": (1, (raw, [raw])), "attributes": collections.OrderedDict(x=raw), "user": collections.UserDict(k=raw),
+        "objects": np.array([raw, None, [raw]], dtype=object), "class": collections.OrderedDict, "pair": (raw, raw),
+    }  # fmt: skip
+    value["attributes"].note = raw
+    for protocol in (3, 4, 5):
+        got = tensorio.load(pickle.dumps(value, protocol), format="pickle")
+        assert got["namespace"] == value["namespace"]
+        assert got["deque"] == value["deque"]
+        assert got["tuple"] == value["tuple"]
+        assert got["attributes"] == value["attributes"]
+        assert got["attributes"].note == raw
+        assert got["user"] == value["user"]
+        assert got["objects"].tolist() == value["objects"].tolist()
+        assert (got["class"].module, got["class"].name) == ("collections", "OrderedDict")
+        assert got["pair"] == (raw, raw)
+
+
+def test_bytes_are_given_to_classes_that_were_allowed() -> None:
+    for protocol in (3, 4, 5):
+        data = pickle.dumps({"h": Holder((bytes(300), [bytes(300)]))}, protocol)
+        assert tensorio.load(data, format="pickle", allow=[Holder])["h"].value == (bytes(300), [bytes(300)])
+        assert tensorio.load(data, format="pickle", unknown="opaque")["h"].state["value"] == (bytes(300), [bytes(300)])

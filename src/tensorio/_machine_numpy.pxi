@@ -105,6 +105,10 @@ cdef class _Arrays(_Tensors):
         except UnicodeError:
             return data
 
+    cdef object resolved(self, object node):
+        """A container without placeholders for bytes; see `_Machine`."""
+        return node
+
     @cython.final
     cdef Py_ssize_t place_of(self, object data, Py_ssize_t *nbytes) except -2:
         """Where bytes lie in the pickle; -1 if they were made otherwise."""
@@ -185,7 +189,8 @@ cdef class _Arrays(_Tensors):
         if type(target).__name__ == "ndarray":
             if PyTuple_CheckExact(state) and len(<tuple> state) == 5:
                 state = self.spelled_out(<tuple> state)
-                state = (*state[:4], self.undecoded(state[4]))
+                data = state[4] if type(state[4]) is not list else self.resolved(state[4])
+                state = (*state[:4], self.undecoded(data))
             _rebuild_module().np_state(target, state, self.unfilled, self.nested)
         else:
             _rebuild_module().np_dtype_state(target, state)

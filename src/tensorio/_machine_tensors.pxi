@@ -463,8 +463,12 @@ cdef class _Tensors(_Stack):
         return &self.rows[leaf.row - self.first_row]
 
     def is_tensor(self, obj):
-        """Tell whether an object is a plain tensor: an array made of a storage, or a leaf."""
-        return type(obj) is Leaf or (self.ndarray is not None and type(obj) is self.ndarray)
+        """Tell whether an object is a plain tensor: a leaf, or an array (of a storage, or of NumPy's own)."""
+        if type(obj) is Leaf:
+            return True
+        if self.ndarray is None:
+            self.ndarray = getattr(_modules.get("numpy"), "ndarray", None)  # loaded by now, if the object is one
+        return self.ndarray is not None and type(obj) is self.ndarray
 
     def describe(self, tensor):
         """Return dtype name, shape and strides in bytes of what `is_tensor` knows."""

@@ -33,7 +33,9 @@ from libc.string cimport memchr, memcpy, memset
 import re as _re
 from _compat_pickle import IMPORT_MAPPING as _IMPORT_MAPPING, NAME_MAPPING as _NAME_MAPPING
 from array import array as _array
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
+from enum import Enum
+from sys import modules as _modules
 
 from tensorio._csrc cimport *
 
@@ -121,7 +123,8 @@ cdef dict _KINDS = {
     "rebuild_parameter": K_REBUILD_PARAMETER, "rebuild_parameter_with_state": K_REBUILD_PARAMETER_STATE,
     "rebuild_qtensor": K_REBUILD_QTENSOR, "rebuild_from_type": K_REBUILD_FROM_TYPE, "ordered_dict": K_ORDERED_DICT,
     "ellipsis": K_VALUE, "load_from_bytes": K_LOAD_FROM_BYTES,
-    "joblib_array": K_JOBLIB_ARRAY, "np_reconstruct": K_NP_RECONSTRUCT, "np_frombuffer": K_NP_FROMBUFFER, "np_scalar": K_NP_SCALAR,
+    "joblib_array": K_JOBLIB_ARRAY, "np_reconstruct": K_NP_RECONSTRUCT, "np_frombuffer": K_NP_FROMBUFFER,
+    "np_scalar": K_NP_SCALAR,
     "np_ndarray": K_NP_NDARRAY, "np_type": K_NP_NDARRAY, "np_dtype": K_NP_DTYPE,
 }
 
@@ -534,8 +537,8 @@ cdef class _Machine(_Arrays):
             self.charge(COST_OPAQUE)
             from tensorio import allowing
             if reduce:
-                return allowing.call(callee, self.spelled_out(args), self.check)
-            return allowing.make(callee, self.spelled_out(args), kwargs, self.check)
+                return allowing.call(callee, self.resolved(args), self.check)
+            return allowing.make(callee, self.resolved(args), self.resolved(kwargs), self.check)
         if isinstance(callee, type) and callee in _BY_TYPE:
             return self.call(_BY_TYPE[callee], args, kwargs, reduce)
         self.expected("something to call", callee)
@@ -654,7 +657,7 @@ cdef class _Machine(_Arrays):
                 _STATES[type(target)](target, state, self.check)
             elif type(target) in self.allowed:
                 from tensorio import allowing
-                allowing.set_state(target, state)
+                allowing.set_state(target, self.resolved(state))
             else:
                 self.expected("an object that takes a state", target)
         except (FormatError, UnsupportedError) as error:
@@ -762,8 +765,8 @@ cdef class _Machine(_Arrays):
 
     def inner_pickle(self):
         """A pickle in the middle of this one, by the same rules and on the same budget; all in it are values."""
-        cdef _Machine inner = _Machine(<object> self.raw.obj, self.start + self.pos, _Records.none(), None, None, None, 0,
-                                       0, self.rules, -1, None, None, None, False, self.named is not None)
+        cdef _Machine inner = _Machine(<object> self.raw.obj, self.start + self.pos, _Records.none(), None, None, None,
+                                       0, 0, self.rules, -1, None, None, None, False, self.named is not None)
         inner.budget, inner.tuple_keys = self.budget + self.allowance(), self.tuple_keys
         try:
             made = inner.run()
@@ -990,48 +993,75 @@ cdef class _Machine(_Arrays):
         if self.unbuilt:
             self.wrong("the pickle stops before an object has its state")
         if self.placeholders or self.spans or self.bare_names or type(out) is _Global:
-            return self.spell_out(out)
+            return self.spell_out(out, True)
         return out
 
-    cdef object spell_out(self, object root):
-        """Put arrays for storages that were saved by themselves, bytes for what was left in the pickle, names for names.
+    cdef object resolved(self, object node):
+        """What user code is given: without the marks that this machine leaves in trees until `finish`."""
+        return self.spell_out(node, False) if self.spans or self.bare_names else node
 
-        In dicts, lists, tuples and opaque objects; a storage anywhere else is refused. Tuples are made anew, inner
-        ones first.
+    cdef object spell_out(self, object root, bint whole):
+        """Put arrays for storages that were saved by themselves, bytes for spans of the pickle, `Opaque` for bare names.
+
+        In everything that holds other objects, except sets; if it is the `whole` tree, a storage that is found nowhere
+        is refused. Tuples are made anew, inner ones first.
         """
         cdef dict done = {}  # by id of containers that were gone through: (container, what it became)
         cdef list stack = [(root, False)]
         while stack:
             node, ready = stack.pop()
-            if type(node) is _StorageRef:
+            if type(node) is _StorageRef and whole:
                 self.placeholders -= 1
-            if id(node) in done and not ready:
+            if isinstance(node, _FLAT) or (id(node) in done and not ready):
                 continue
             if type(node) is _StorageRef:
-                done[id(node)] = (node, self.whole_storage(<_StorageRef> node))
+                if whole:
+                    done[id(node)] = (node, self.whole_storage(<_StorageRef> node))
             elif type(node) is _Global:
                 done[id(node)] = (node, _Opaque((<_Global> node).module, (<_Global> node).name))
             elif type(node) is _Span:
                 done[id(node)] = (node, self.contents(<_Span> node))
-            elif not isinstance(node, (dict, list, tuple)) and type(node) is not _Opaque:
-                continue
-            elif not ready:
-                done[id(node)] = (node, node)
-                stack.append((node, True))
-                stack.extend([(child, False) for child in _inside(node)])
-            else:
+            elif ready:
                 done[id(node)] = (node, _exchanged(node, done))
-        if self.placeholders > 0:
+            else:
+                inside = _inside(node)
+                if inside:
+                    done[id(node)] = (node, node)
+                    stack.append((node, True))
+                    stack.extend([(child, False) for child in inside])
+        if whole and self.placeholders > 0:
             raise UnsupportedError("a storage that was saved by itself, inside a set or an unknown object")
         return done[id(root)][1] if id(root) in done else root
 
 
+cdef tuple _FLAT = (str, bytes, bytearray, int, float, complex, type, Enum, Leaf, type(None))
+
+
 cdef list _inside(object node):
+    """What an object holds, its attributes as the dict that they are in."""
+    cdef list out
     if isinstance(node, dict):
-        return list((<dict> node).values())
-    if type(node) is _Opaque:
-        return [node.args, node.kwargs, node.state, node.items]
-    return list(node)
+        out = list((<dict> node).values())
+    elif isinstance(node, (list, tuple, deque)):
+        out = list(node)
+    elif type(node) is _Opaque:
+        out = [node.args, node.kwargs, node.state, node.items]
+    elif isinstance(node, _TensorKind):
+        out = [getattr(node, name) for name in node.PARTS]
+    else:
+        out = []
+    held = _attributes_of(node)
+    if held:
+        out.append(held)
+    return out
+
+
+cdef object _attributes_of(object node):
+    try:
+        held = object.__getattribute__(node, "__dict__")
+    except AttributeError:
+        return None
+    return held if type(held) is dict else None
 
 
 cdef object _exchanged(object node, dict done):
@@ -1043,15 +1073,16 @@ cdef object _exchanged(object node, dict done):
         for key, child in list((<dict> node).items()):
             if id(child) in done and done[id(child)][1] is not child:
                 dict.__setitem__(node, key, done[id(child)][1])
-    elif isinstance(node, list):
-        for i, child in enumerate(node):
+    elif isinstance(node, (list, deque)):
+        base = list if isinstance(node, list) else deque
+        for i, child in enumerate(list(node)):
             if id(child) in done and done[id(child)][1] is not child:
-                list.__setitem__(node, i, done[id(child)][1])
-    elif type(node) is _Opaque:
-        for name in ("args", "kwargs", "state"):
+                base.__setitem__(node, i, done[id(child)][1])
+    elif type(node) is _Opaque or isinstance(node, _TensorKind):
+        for name in ("args", "kwargs", "state") if type(node) is _Opaque else node.PARTS:
             child = getattr(node, name)
             if id(child) in done and done[id(child)][1] is not child:
-                setattr(node, name, done[id(child)][1])
+                object.__setattr__(node, name, done[id(child)][1])
     return node
 
 

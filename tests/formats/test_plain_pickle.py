@@ -202,8 +202,8 @@ def test_pickles_of_one_stream_load_in_turn_as_with_pickle(tmp_path: Path) -> No
     objects = [{"a": np.arange(3)}, [np.ones(400)], 5, np.zeros(0)]
     path = tmp_path / "x.pkl"
     path.write_bytes(b"".join(pickle.dumps(obj, 2 + i % 3) for i, obj in enumerate(objects)) + b"TAIL")
-    for f in (open(path, "rb"), io.BytesIO(path.read_bytes())):
-        with f:
+    for opened in (path.open, lambda mode: io.BytesIO(path.read_bytes())):
+        with opened("rb") as f:
             for obj in objects:
                 assert str(tensorio.load(f, format="pickle")) == str(obj)
             assert f.read() == b"TAIL"

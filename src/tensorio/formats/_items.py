@@ -96,9 +96,8 @@ def _leaves(root: Mapping[Any, object]) -> Iterator[tuple[str, object]]:
             continue
         name = f"{prefix}.{step[0]}" if prefix else str(step[0])
         child = step[1]
-        nested = (
-            None if hasattr(child, "shape") and not isinstance(child, TensorKind) else _children(child)
-        )  # tensors first: asking for a Mapping is slow
+        tensor = hasattr(child, "shape") and not isinstance(child, TensorKind)
+        nested = None if tensor else _children(child)  # tensors first: asking for a Mapping is slow
         if nested is None:
             yield name, child
         elif id(child) in open_ids:
