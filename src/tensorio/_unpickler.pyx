@@ -1001,7 +1001,7 @@ cdef class _Machine(_Arrays):
         return self.spell_out(node, False) if self.spans or self.bare_names else node
 
     cdef object spell_out(self, object root, bint whole):
-        """Put arrays for storages that were saved by themselves, bytes for spans of the pickle, `Opaque` for bare names.
+        """Put arrays for storages that were saved by themselves, bytes for spans, `Opaque` for bare names.
 
         In everything that holds other objects, except sets; if it is the `whole` tree, a storage that is found nowhere
         is refused. Tuples are made anew, inner ones first.
