@@ -512,6 +512,27 @@ def test_layout_before_2_7(tmp_path: Path) -> None:
                 check(bytes(damaged), obj, tmp_path, set())
 
 
+def test_layout_of_1_4(tmp_path: Path) -> None:
+    """`version` comes first, and storages are in another folder."""
+    keys = [str(94158691260224 + 48 * i) for i in range(6)]
+    items = {f"t{i}": hexfile.tensor(key, 40 + i, (40 + i,), cls="ByteStorage") for i, key in enumerate(keys)}
+    raw = {key: cases.array("uint8", (40 + i,), i).tobytes() for i, key in enumerate(keys)}
+    records = hexfile.torch_records(hexfile.pickled(hexfile.mapping(items)), raw, modern=False, byteorder=None)
+    for record in records:
+        record.name = str(record.name).replace("/data/", "/tensors/")
+    data = hexfile.zip_file([records[-1], *records[:-1]])
+    at = zipfile.ZipFile(io.BytesIO(data)).getinfo(f"archive/tensors/{keys[2]}").header_offset
+    damaged = bytearray(data[: Layout(data).directory])
+    damaged[at : at + 30] = bytes(30)
+    source, target = tmp_path / "a.pt", tmp_path / "b.pt"
+    source.write_bytes(damaged)
+    report = tensorio.recover(source, target)
+    assert report.ok
+    assert not report.not_proven
+    loaded = torch.load(target)
+    assert {name: loaded[name].numpy().tobytes() for name in loaded} == {f"t{i}": raw[k] for i, k in enumerate(keys)}
+
+
 def test_big_endian(tmp_path: Path) -> None:
     case = cases.CASES["torch_zip_big_endian"]()
     source = tmp_path / "a.pt"

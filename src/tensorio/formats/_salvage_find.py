@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tensorio.formats._salvage import Damaged
-from tensorio.formats._salvage_layout import FOLDER, LOCAL_SIZE, PICKLE
+from tensorio.formats._salvage_layout import FOLDERS, LOCAL_SIZE, PICKLE
 from tensorio.formats._salvage_parts import LOCAL, Directory, Header, Piece, State, descriptor_size
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _walked_pickle(archive: Damaged) -> Piece | None:
             return piece or _unended(archive, header)
         if piece is None or piece.end is None or piece.state is State.CUT:
             break
-        storages |= name.startswith(FOLDER)
+        storages |= name.startswith(FOLDERS)
         at = piece.end
     return None if storages else _searched_pickle(archive, at)
 
@@ -76,7 +76,7 @@ def _searched_pickle(archive: Damaged, lost: int) -> Piece | None:
         if told is not None and bytes(archive.view[told[0] : told[0] + 1]) == b"\x80":
             piece = Piece(f"{prefix}/{PICKLE}", told[0], told[1], told[1], False, State.DAMAGED)
             return archive.judge(piece, True, ())
-        if name.startswith(FOLDER):
+        if name.startswith(FOLDERS):
             return None  # behind the first storage, there are only pickles of archives inside payloads
     return None
 
@@ -113,7 +113,7 @@ def whole_storages(archive: Damaged, directory: Directory | None, progress: Prog
         elif entry is not None and directory is not None:
             piece = archive.listed(directory, entry)
         name = "" if piece is None else piece.record.partition("/")[2]
-        if piece is not None and name.startswith(FOLDER) and piece.whole:
+        if piece is not None and name.startswith(FOLDERS) and piece.whole:
             found.setdefault(name, piece)
         if piece is not None and piece.end is not None and piece.state is not State.CUT:
             at = piece.end

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from tensorio.formats._salvage import Damaged
     from tensorio.formats._salvage_parts import Directory, Piece
 
-__all__ = ["BYTEORDER", "FOLDER", "PICKLE", "Front", "Layout", "Place", "find_layout", "read_front"]
+__all__ = ["BYTEORDER", "FOLDERS", "PICKLE", "Front", "Layout", "Place", "find_layout", "read_front"]
 
 PICKLE = "data.pkl"
-FOLDER = "data/"
+FOLDERS = ("data/", "tensors/")  # the second one in 1.4
 VERSION, ALIGNMENT, BYTEORDER = ".format_version", ".storage_alignment", "byteorder"
 SIDE = (VERSION, ALIGNMENT, BYTEORDER, "version", ".data/serialization_id")
 SIDE_MAX = 4096  # bytes between the payload of a side record and its end
@@ -112,12 +112,11 @@ def read_front(archive: Damaged, prefix: str, pickle: Piece) -> Front:
         if name in SIDE and piece.whole and piece.size <= TEXT_MAX and not piece.deflated:
             texts[name] = bytes(archive.view[piece.start : piece.start + piece.size])
         at = piece.end
+    folders = tuple(f"{prefix}/{name}" for name in FOLDERS)
     told = texts.get(ALIGNMENT, b"")
     if told.isdigit() and 1 <= int(told) <= ZIP_ALIGN_MAX and pickle.start % int(told) == 0:
         aligns = [int(told)]
-    found = (
-        at is not None and (header := archive.header(at)) is not None and header.name.startswith(f"{prefix}/{FOLDER}")
-    )
+    found = at is not None and (header := archive.header(at)) is not None and header.name.startswith(folders)
     return Front(texts, at if found else None, aligns)
 
 
@@ -142,16 +141,17 @@ def find_layout(
 def _guesses(
     prefix: str, sizes: dict[str, int], pickle: Piece, front: Front, directory: Directory | None
 ) -> Iterator[Layout]:
-    folder = f"{prefix}/{FOLDER}"
     orders = [list(sizes)]  # as the pickle mentions them (since 2.7), or by name
     if (by_name := sorted(sizes)) != orders[0]:
         orders.append(by_name)
-    listed = [] if directory is None else [e.at for e in directory.entries.values() if e.name.startswith(folder)]
+    folders = [f"{prefix}/{name}" for name in FOLDERS]
+    listed = () if directory is None else (e.at for e in directory.entries.values() if e.name.startswith((*folders,)))
+    known = [*islice(listed, 1)] if front.first is None else [front.first]
     for align in front.aligns:
-        firsts = {front.first} if front.first is not None else {*listed[:1], *_first_places(prefix, pickle, align)}
-        for first in sorted(firsts):
+        firsts = known if front.first is not None else sorted({*known, *_first_places(prefix, pickle, align)})
+        for first in firsts:
             for keys in orders:
-                yield Layout(folder, keys, first, align)
+                yield from (Layout(folder, keys, first, align) for folder in folders)
 
 
 def _first_places(prefix: str, pickle: Piece, align: int) -> Iterator[int]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tensorio.formats._salvage_layout import (
     BYTEORDER,
-    FOLDER,
+    FOLDERS,
     TEXT_MAX,
     Layout,
     Place,
@@ -47,6 +47,8 @@ class Storages:
 
     Attributes
     ----------
+    folder : str
+        What the names of their records begin with.
     pieces : dict of str to Piece
         By key, those that were found.
     texts : dict of str to bytes
@@ -62,7 +64,6 @@ class Storages:
         directory: Directory | None,
         progress: Progress,
     ) -> None:
-        self.folder = f"{prefix}/{FOLDER}"
         self.pieces: dict[str, Piece] = {}
         self._archive = archive
         self._sizes = sizes
@@ -73,6 +74,7 @@ class Storages:
         self.texts = front.texts
         self._read_listed_text(f"{prefix}/{BYTEORDER}")
         layouts = find_layout(archive, prefix, sizes, pickle, front, directory)
+        self.folder = layouts[0].folder if layouts else f"{prefix}/{FOLDERS[0]}"
         if layouts:
             self._take_placed(layouts)
         elif directory is not None:
