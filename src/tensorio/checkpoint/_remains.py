@@ -111,7 +111,7 @@ def remains(storage: Storage, name: str, choices: Choices, progress: Progress) -
         _refuse_others(storage, name, choices.options)
     found = find_pickle(archive, directory)
     problem: TensorIOError
-    if found is None:
+    if found is None or not found[1].size:
         problem = HeaderError("its pickle (data.pkl) was not found")
     elif not found[1].whole and not (choices.keep_damaged and found[1].state is State.DAMAGED):
         error = TruncatedError if found[1].state is State.CUT else HeaderError

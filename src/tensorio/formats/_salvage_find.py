@@ -73,12 +73,17 @@ def _searched_pickle(archive: Damaged, lost: int) -> Piece | None:
         if name == PICKLE:
             return archive.whole(header) or _unended(archive, header)
         told = archive.before(at, lost + LOCAL_SIZE)
-        if told is not None and bytes(archive.view[told[0] : told[0] + 1]) == b"\x80":
+        if told is not None and told[1] and _is_pickle(archive.view[told[0] : told[0] + told[1]]):
             piece = Piece(f"{prefix}/{PICKLE}", told[0], told[1], told[1], False, State.DAMAGED)
             return archive.judge(piece, True, ())
         if name.startswith(FOLDERS):
             return None  # behind the first storage, there are only pickles of archives inside payloads
     return None
+
+
+def _is_pickle(payload: memoryview) -> bool:
+    """Whether a payload begins with PROTO and ends with STOP."""
+    return bytes(payload[:2]) in (b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5") and bytes(payload[-1:]) == b"."
 
 
 def _unended(archive: Damaged, header: Header) -> Piece:

@@ -179,4 +179,4 @@ def _agreeing(archive: Damaged, layout: Layout, sizes: dict[str, int], count: in
             named += 1
         else:
             named -= 1
-    return max(named, 0), described
+    return named, described

@@ -101,19 +101,29 @@ class Storages:
     def _take_placed(self, layouts: list[Layout]) -> None:
         """Look at the place of each storage, whatever is left of its header."""
         misnamed: dict[str, str] = {}
-        rival = {place.at: place.key for place in layouts[1].places(self._sizes)} if len(layouts) > 1 else {}
+        rivals = self._rivals(layouts)
         for place in layouts[0].places(self._sizes):
             header = self._archive.header(place.at)
             named = None if header is None else self._key(header.name)
             piece = self._judged(place)
             if named is not None and named != place.key:
                 misnamed[place.key] = named
-            elif named is None and piece.state is State.PROVEN and rival.get(place.at, place.key) != place.key:
-                piece = piece._replace(state=State.UNPROVEN, why="its header is damaged: it may be another's")
+            elif named is None and piece.size and place.start in rivals:
+                piece = piece._replace(state=State.DAMAGED, why="its header is damaged, and it may be another's")
             self.pieces[place.key] = piece
             self._progress(min(place.start, self._archive.nbytes))
         for key, named in misnamed.items():
             self._settle(key, named)
+
+    def _rivals(self, layouts: list[Layout]) -> set[int]:
+        """Where layouts that are as likely as the first one have payloads of other storages."""
+        if len(layouts) == 1:
+            return set()
+        keys = {place.start: place.key for place in layouts[0].places(self._sizes)}
+        return {
+            place.start for layout in layouts[1:] for place in layout.places(self._sizes)
+            if keys.get(place.start, place.key) != place.key
+        }  # fmt: skip
 
     def _judged(self, place: Place) -> Piece:
         size = self._sizes[place.key]
