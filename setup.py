@@ -27,7 +27,7 @@ else:
     compile_args += ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
     link_args = []
 if SANITIZE:
-    compile_args += ["-O1", "-g", f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer"]
+    compile_args += ["-O1", "-g", f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
     link_args += [f"-fsanitize={SANITIZE}"]
 if COVERAGE:
     compile_args += ["-O0", "-g", "--coverage"]

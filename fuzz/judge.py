@@ -6,12 +6,15 @@ process that runs this, which its parent notices.
 
 from __future__ import annotations
 
+import argparse
+import collections
 import hashlib
 import os
 import random
 import re
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +75,8 @@ def attempt(act: Any, what: Any, size: int, **options: Any) -> Outcome:
         outcome = Outcome(error=error)
     except MemoryError as error:
         raise Broken("memory", f"MemoryError from {act.__name__} {options}") from error
+    except Broken:
+        raise
     except Exception as error:
         raise Broken("escaped", f"{type(error).__name__} from {act.__name__} {options}: {error}") from error
     taken = time.process_time() - start
@@ -105,6 +110,8 @@ def contents(tree: Any) -> tuple[str, str]:
             continue
         seen[id(x)] = len(seen)
         keep.append(x)
+        if type(x).__module__.startswith("tensorio") and type(x).__name__.startswith("_") and not is_allowed(x):
+            raise Broken("leak", f"{type(x).__module__}.{type(x).__name__} in the result")
         kinds.add(type(x).__name__ + (f" {x.dtype}" if isinstance(x, np.ndarray) else ""))
         digest.update(f"{type(x).__name__} ".encode())
         if isinstance(x, np.ndarray):
@@ -118,6 +125,11 @@ def contents(tree: Any) -> tuple[str, str]:
                 digest.update(b"%d " % len(parts))
                 stack.extend(reversed(parts))
     return digest.hexdigest(), " ".join(sorted(kinds))
+
+
+def is_allowed(x: Any) -> bool:
+    """Whether an object of a private class of ours may be in a result: names stand for themselves."""
+    return type(x).__name__ == "_Global"
 
 
 def array_bytes(x: np.ndarray[Any, Any], stack: list[Any]) -> bytes:
@@ -140,8 +152,14 @@ def parts_of(x: Any) -> list[Any] | None:
         return list(x)
     if isinstance(x, set | frozenset):
         return [contents(item)[0] for item in list(x)[:100]]
+    if isinstance(x, slice):
+        return [x.start, x.stop, x.step]
     if hasattr(x, "__dataclass_fields__"):
         return [getattr(x, name) for name in x.__dataclass_fields__]
+    if isinstance(x, argparse.Namespace | types.SimpleNamespace):
+        return [vars(x)]
+    if isinstance(x, collections.deque):
+        return [x.maxlen, *x]
     return None
 
 

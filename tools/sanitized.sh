@@ -43,17 +43,17 @@ main() {
     copy_sources "$work"
     (cd "$work" && TENSORIO_SANITIZE=$switch CC=gcc "$python" setup.py -q build_ext --inplace)
 
-    # Reports go to files: tests have children whose output nobody reads.
+    # Reports go to files: tests have children whose output nobody reads. UBSan writes to stderr, and aborts.
     reports=$PWD/$work/reports
     rm -rf "$reports"
     mkdir -p "$reports"
     export PYTHONPATH="$PWD/$work/src" PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1 TENSORIO_SANITIZED=$kind
     export ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1:log_path=$reports/asan"
-    export UBSAN_OPTIONS="print_stacktrace=1:log_path=$reports/ubsan"
+    export UBSAN_OPTIONS="print_stacktrace=1"
     export TSAN_OPTIONS="history_size=4:report_signal_unsafe=0:die_after_fork=0:log_path=$reports/tsan"
     case ${1:-} in
     fuzz/*.py) LD_PRELOAD=$preload "$python" "$@" || rc=$? ;;
-    *) LD_PRELOAD=$preload "$python" -m pytest -p no:cacheprovider --timeout 900 "$@" || rc=$? ;;
+    *) LD_PRELOAD=$preload "$python" -m pytest -p no:cacheprovider --capture=sys --timeout 900 "$@" || rc=$? ;;
     esac
     if [ -n "$(ls -A "$reports")" ]; then
         head -n 60 "$reports"/* | cut -c1-200 | head -n 300
