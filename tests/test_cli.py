@@ -885,6 +885,7 @@ def cost(*arguments: object) -> tuple[str, float, int, list[str]]:
     return done.stdout, best, int(found[1]) * 1024, found[2].split()
 
 
+@pytest.mark.plain_build
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="peak memory is read from /proc")
 @pytest.mark.parametrize("mode", [[], ["--flat"], ["--json"]], ids=["tree", "flat", "json"])
 @pytest.mark.parametrize("make", [sparse_safetensors, sparse_torch])

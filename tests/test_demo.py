@@ -64,6 +64,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @linux
+@pytest.mark.plain_build
 def test_demo_shows_all_steps_and_leaves_nothing(tmp_path: Path) -> None:
     with started("--size", "24MiB", "--workers", 3, "--dir", tmp_path) as child:
         text, errors = child.communicate(timeout=120)
@@ -152,6 +153,7 @@ def test_demo_without_pss_shows_the_rest() -> None:
 
 
 @linux
+@pytest.mark.plain_build
 def test_workers_that_map_share_one_copy_and_those_that_copy_do_not(model: Path) -> None:
     whole = model.stat().st_size
     mapped = _workers.run_workers(str(model), 3, copy=False)
