@@ -23,7 +23,7 @@ OUT = ROOT / "build" / "coverage"
 PARSERS = {"json.c", "st_header.c", "zip_read.c", "zip_write.c", "tensor_ops.c"}
 LINES = 98.0  # percent of a parser's lines that its tests must run
 FLAGS = ["-std=c11", "-O0", "-g", "--coverage", "-fprofile-update=atomic"]
-PYTHON_TESTS = ["tests/core", "tests/formats", "tests/test_unpickler.py", "tests/hostile/test_lies.py"]
+PYTHON_TESTS = ["tests/core", "tests/formats", "tests/test_unpickler.py"]
 
 
 def run(*command: Any, **options: Any) -> None:
