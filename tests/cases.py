@@ -478,12 +478,21 @@ def torchscript_by_hand() -> Case:
 
 @case
 def torchscript_until_1_2() -> Case:
-    """Parameters and buffers of modules, as torch 1.0 to 1.2 told them in JSON."""
+    """Parameters and buffers of modules, as torch 1.0 to 1.2 told them in JSON; attributes in a pickle beside it."""
     tensors = {"w": array("float32", (2, 3)), "in.b": array("int64", ()), "in.on.v": array("float16", (2,))}
-    return Case("torchscript", ".pt", model_json(tensors), tensors)
+
+    def attributes(model: dict[str, Any]) -> None:
+        inner = model["mainModule"]["submodules"][0]["submodules"][0]
+        del inner["parameters"]
+        inner["attributes"] = [{"name": "v", "type": "Tensor", "id": "1"}]
+
+    pickle = b"(K\x05" + hexfile.name("torch.jit._pickle", "build_tensor_from_id") + b"(K\x02tRt"
+    return Case("torchscript", ".pt", model_json(tensors, attributes, hexfile.pickled(pickle)), tensors)
 
 
-def model_json(tensors: Mapping[str, Array], change: Callable[[dict[str, Any]], None] | None = None) -> bytes:
+def model_json(
+    tensors: Mapping[str, Array], change: Callable[[dict[str, Any]], Any] | None = None, attributes: bytes = b""
+) -> bytes:
     """A script file of torch 1.0; `change` is given what its JSON holds."""
     kinds = {"float32": "FLOAT", "int64": "INT64", "float16": "FLOAT16"}
     told = [
@@ -506,6 +515,7 @@ def model_json(tensors: Mapping[str, Array], change: Callable[[dict[str, Any]], 
         change(model)
     parts = {"version": b"1\n", "code/m.py": b"pass", "model.json": json.dumps(model).encode()}
     parts.update({f"tensors/{i}": a.tobytes() for i, a in enumerate(tensors.values())})
+    parts.update({"attributes.pkl": attributes} if attributes else {})
     return hexfile.zip_file([hexfile.Rec(f"m/{name}", data) for name, data in parts.items()])
 
 

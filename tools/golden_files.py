@@ -180,5 +180,6 @@ def exported(path):
     program = torch.export.export(Scaled().eval(), (example(),))
     torch.export.save(program, path)
     made = dict(program.state_dict)
-    made.update((k, v) for k, v in program.constants.items() if isinstance(v, torch.Tensor))
+    constants = getattr(program, "constants", None) or getattr(program, "tensor_constants", {})  # 2.2 names them so
+    made.update((k, v) for k, v in constants.items() if isinstance(v, torch.Tensor))
     return made

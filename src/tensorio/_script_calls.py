@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tensorio.errors import HeaderError, UnsupportedError
-from tensorio.values import TorchTag
+from tensorio.errors import HeaderError
+from tensorio.values import Opaque, TorchTag
 
 __all__ = ["SCRIPT_CALLS", "SCRIPT_NAMES", "SCRIPT_STORAGES", "sparse_arguments"]
 
@@ -33,8 +33,10 @@ def script_typed(args: Args, check: Check) -> Any:
 
 
 def script_tensor(args: Args, check: Check) -> Any:
-    """``build_tensor_from_id(n)``: a tensor of a table that files have had none of since 1.4."""
-    raise UnsupportedError("pickle: torch.jit._pickle.build_tensor_from_id(): the tensors of TorchScript before 1.4")
+    """``build_tensor_from_id(n)``: a tensor of a table beside the pickle, which the files of torch 1.1 and 1.2 have."""
+    if len(args) != 1 or type(args[0]) is not int or args[0] < 0:
+        raise HeaderError("pickle: torch.jit._pickle.build_tensor_from_id(): expected the number of a tensor")
+    return Opaque("torch.jit._pickle", "build_tensor_from_id", args)
 
 
 def sparse_arguments(args: Args) -> tuple[Args, bool]:
@@ -72,7 +74,7 @@ SCRIPT_NAMES: dict[str, tuple[str, str]] = {
         ("script_list", "returns the list that it is given"),
     ),
     "restore_type_tag": ("script_typed", "returns the list or dict that it is given"),
-    "build_tensor_from_id": ("script_tensor", "refused with a reason"),
+    "build_tensor_from_id": ("script_tensor", "keeps the number that it is given"),
 }
 
 # Storage classes that TorchScript names in ``torch`` though Python has none of them: element types by c10's names.

@@ -22,8 +22,16 @@ TENSORS = {"w": cases.array("float32", (2, 3)), "in.b": cases.array("int64", (2,
 Change = Callable[[dict[str, Any]], Any]
 
 
-def made(change: Change | None = None) -> bytes:
-    return cases.model_json(TENSORS, change)
+def made(change: Change | None = None, attributes: bytes = b"") -> bytes:
+    return cases.model_json(TENSORS, change, attributes and hexfile.pickled(attributes))
+
+
+def number(n: int) -> bytes:
+    return hexfile.name("torch.jit._pickle", "build_tensor_from_id") + b"(" + hexfile.number(n) + b"tR"
+
+
+def with_attribute(model: dict[str, Any]) -> None:
+    model["mainModule"]["attributes"] = [{"name": "a", "type": "?", "id": "0"}]
 
 
 def test_flags_tell_parameters_from_buffers() -> None:
@@ -55,6 +63,28 @@ def test_fields_of_value_zero_may_be_missing() -> None:
         del model["mainModule"]["parameters"][0]["tensorId"], model["mainModule"]["parameters"][0]["isBuffer"]
 
     assert tensorio.load(made(without))["w"].tobytes() == TENSORS["w"].tobytes()
+
+
+def test_tensors_in_lists_and_dicts_of_an_attribute_have_names() -> None:
+    lists = hexfile.name("torch.jit._pickle", "build_tensorlist") + b"(](" + number(1) + number(0) + b"etR"
+    attribute = hexfile.mapping({"x": lists, "y": hexfile.number(3), "z": number(1)})
+    tree = tensorio.load(made(with_attribute, b"(" + attribute + b"t"))
+    assert list(tree) == ["w", "a.x.0", "a.x.1", "a.z", "in.b"]
+    assert tree["a.x.1"].tobytes() == TENSORS["w"].tobytes()
+
+
+@pytest.mark.parametrize("attributes", [b"", b"(t", b"]", b"N", b"(" + number(2) + b"t"], ids=repr)
+def test_attribute_without_a_value_is_refused(attributes: bytes) -> None:
+    with pytest.raises(tensorio.HeaderError, match=r"number of an attribute|less than 2"):
+        tensorio.load(made(with_attribute, attributes))
+
+
+def test_attributes_that_share_their_parts_without_end_are_refused() -> None:
+    bomb = number(0)
+    for _ in range(25):
+        bomb = b"](" + bomb + b"q\x05" + b"h\x05" * 9 + b"e"
+    with pytest.raises(tensorio.LimitError):
+        tensorio.load(made(with_attribute, b"(" + bomb + b"t"))
 
 
 LIES: dict[str, tuple[Change, type[Exception], str]] = {

@@ -248,10 +248,14 @@ def test_typed_lists_of_older_files(name: str) -> None:
                 tensorio.load(data)
 
 
-def test_tensor_by_number_is_refused_with_a_reason() -> None:
-    call = hexfile.name("torch.jit._pickle", "build_tensor_from_id") + b"(K\x00tR"
-    with pytest.raises(UnsupportedError, match=r"before 1\.4"):
-        tensorio.load(hexfile.zip_file(cases.script_records(cases.script_object({"x": call}), {})))
+def test_tensor_by_number_is_inert() -> None:
+    """It means something only beside the table of a file of before 1.3."""
+    call = hexfile.name("torch.jit._pickle", "build_tensor_from_id") + b"(K\x07tR"
+    inert = tensorio.load(hexfile.zip_file(cases.script_records(cases.script_object({"x": call}), {}))).state["x"]
+    assert (type(inert), inert.args) == (Opaque, (7,))
+    wrong = call.replace(b"K\x07", hexfile.text("7"))
+    with pytest.raises(HeaderError, match="number of a tensor"):
+        tensorio.load(hexfile.zip_file(cases.script_records(cases.script_object({"x": wrong}), {})))
 
 
 @pytest.mark.parametrize("version", ["2", "4", "10"])

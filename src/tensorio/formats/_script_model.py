@@ -4,10 +4,13 @@ It is the JSON form of ``ModelDef`` in ``caffe2/proto/torch.proto`` of that
 time, in which integers are strings and fields of value zero may be missing::
 
     {"protoVersion": "1", "tensors": [TENSOR...], "mainModule": MODULE}
-    MODULE  {"parameters": [{"name", "tensorId", "isBuffer"}...], "submodules": [MODULE with "name"...]}
+    MODULE  {"parameters": [{"name", "tensorId", "isBuffer"}...], "attributes": [{"name", "type", "id"}...],
+             "submodules": [MODULE with "name"...]}
     TENSOR  {"dims", "strides", "offset", "dataType", "requiresGrad", "data": {"key": "tensors/0"}}
 
-Checked against files of torch 1.0 to 1.2.
+Since 1.1, buffers are attributes; the pickle ``attributes.pkl`` is a tuple of
+their values, in which a tensor is its number. Checked against files of torch
+1.0 to 1.2.
 """
 
 from __future__ import annotations
@@ -19,20 +22,29 @@ from tensorio.errors import HeaderError, LimitError, UnsupportedError, error_con
 from tensorio.formats._pt2_config import Payload, View
 from tensorio.formats._strict_json import FIXED, PER_BYTE, parse
 from tensorio.tensors import PARAMETER, REQUIRES_GRAD
+from tensorio.values import Opaque
 
 __all__ = ["payloads"]
 
-VERSIONS = ("1", "2", "3", "4", "5", "6")  # 1.0 writes 1, 1.2 writes 2; none of them changed the fields that are read
+FROM_ID = ("torch.jit._pickle", "build_tensor_from_id")
 # Source: ``at::ScalarType`` to ``TensorProto::DataType`` in ``torch/csrc/jit/export.cpp`` of 1.2.
 DTYPES = {
     "FLOAT": "float32", "DOUBLE": "float64", "FLOAT16": "float16", "INT64": "int64", "INT32": "int32",
     "INT16": "int16", "INT8": "int8", "UINT8": "uint8", "BYTE": "uint8", "BOOL": "bool",
 }  # fmt: skip
 MAX_RANK = 64  # NumPy's
+STEP = 64  # what each name costs beside its text, in bytes
 
 
-def payloads(data: bytes | memoryview) -> Iterator[tuple[str, Payload]]:
-    """Yield the names of a model's parameters and buffers, and what the file says of each.
+def payloads(data: bytes | memoryview, attributes: object = ()) -> Iterator[tuple[str, Payload]]:
+    """Yield the names of a model's tensors, and what the file says of each.
+
+    Parameters
+    ----------
+    data : buffer
+        ``model.json``.
+    attributes : object
+        What ``attributes.pkl`` holds, with an `Opaque` of the name `FROM_ID` for each tensor.
 
     Raises
     ------
@@ -42,22 +54,57 @@ def payloads(data: bytes | memoryview) -> Iterator[tuple[str, Payload]]:
     model = parse(data)
     tensors = _get(model, "tensors", list, [])
     room = FIXED + PER_BYTE * len(data)  # for names, which are longer than what they are made of
-    stack = [("", _get(model, "mainModule", dict))]
+    for name, number, parameter in _numbers(_get(model, "mainModule", dict), attributes):
+        room -= len(name) + STEP
+        if room < 0:
+            raise LimitError("model.json: the names of its tensors are much longer than the file")
+        if number is None:
+            continue
+        with error_context(record=name):
+            if number >= len(tensors):
+                raise HeaderError(f"tensorId: expected less than {len(tensors)}, found {escaped(number)}")
+            yield name, _payload(tensors[number], parameter)
+
+
+def _numbers(main: dict[str, Any], attributes: object) -> Iterator[tuple[str, int | None, bool]]:
+    """Yield the name of every tensor, its number, and whether it is a parameter; of all else passed, just the name."""
+    stack = [("", main)]
     while stack:
         prefix, module = stack.pop()
         for entry in _get(module, "parameters", list, []):
             name = prefix + _get(entry, "name", str)
-            room -= len(name) + 64
             with error_context(record=name):
                 number = _natural(_get(entry, "tensorId", str, "0"), "tensorId")
-                if number >= len(tensors):
-                    raise HeaderError(f"tensorId: expected less than {len(tensors)}, found {number}")
-                yield name, _payload(tensors[number], not _get(entry, "isBuffer", bool, False))
+                yield name, number, not _get(entry, "isBuffer", bool, False)
+        for entry in _get(module, "attributes", list, []):
+            name = prefix + _get(entry, "name", str)
+            with error_context(record=name):
+                number = _natural(_get(entry, "id", str, "0"), "id")
+                if type(attributes) is not tuple or number >= len(attributes):
+                    raise HeaderError(f"id: expected the number of an attribute, found {number}")
+                yield from ((n, i, False) for n, i in _within(name, attributes[number]))
         below = [(f"{prefix}{_get(m, 'name', str)}.", m) for m in _get(module, "submodules", list, [])]
-        room -= sum(len(name) + 64 for name, _ in below)
-        if room < 0:
-            raise LimitError("model.json: the names of its tensors are much longer than the file")
+        for name, _ in below:
+            yield name, None, False
         stack.extend(reversed(below))
+
+
+def _within(name: str, value: object) -> Iterator[tuple[str, int | None]]:
+    """Yield the tensors of an attribute: itself, or what is in its lists and dicts."""
+    stack = [(name, value)]
+    while stack:
+        name, value = stack.pop()
+        number: int | None = None
+        if type(value) is Opaque and (value.module, value.name) == FROM_ID:
+            first = value.args[0] if value.args else None
+            if type(first) is not int or first < 0:
+                raise HeaderError(f"{'.'.join(FROM_ID)}: expected the number of a tensor")
+            number = first
+        elif isinstance(value, dict):
+            stack.extend((f"{name}.{key}", v) for key, v in reversed(value.items()) if isinstance(key, str | int))
+        elif isinstance(value, list | tuple):
+            stack.extend((f"{name}.{i}", v) for i, v in reversed([*enumerate(value)]))
+        yield name, number
 
 
 def _payload(entry: Any, parameter: bool) -> Payload:

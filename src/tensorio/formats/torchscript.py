@@ -12,7 +12,7 @@ A zip archive by torch's writer (`tensorio.formats._torch_archive`)::
     PREFIX/traced_inputs.pkl    examples, whose elements are not saved; not read
     PREFIX/version              "3\n"; 2 to 10
     PREFIX/byteorder, PREFIX/.data/serialization_id
-    PREFIX/model.json, PREFIX/tensors/N        in place of the pickles and their storages, in torch 1.0 to 1.2
+    PREFIX/model.json, attributes.pkl, tensors/N     in place of the pickles and their storages, in torch 1.0 to 1.2
 
 Tensors are named by their attributes, as in ``torch.jit.load(path).state_dict()``;
 constants are called ``constants.N``. Classes of the file are kept as `Opaque`
@@ -24,6 +24,7 @@ Source: ``torch/csrc/jit/serialization`` (pickler, unpickler, import) of torch
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, Any
 
 from tensorio.dtypes import BY_NAME
@@ -33,6 +34,7 @@ from tensorio.formats._pt2_config import Rows
 from tensorio.formats._script_model import payloads
 from tensorio.formats._torch_archive import MAX_PICKLE, Pickled, Pickles, TorchArchive
 from tensorio.formats._zip_kind import LOCAL_HEADER, kind
+from tensorio.pickles import Records
 from tensorio.tensors import Table, first_duplicate
 from tensorio.values import Opaque
 
@@ -51,7 +53,7 @@ OWN = "__torch__"  # what the names of the file's own classes begin with
 # Persistent ids of these have a sixth part, as legacy files do; torch 1.3 and 1.4 write version 1.
 OLD_VERSIONS = ("1\n", "2\n")
 DATA, CONSTANTS, BYTECODE = "data", "constants", "bytecode"
-EXTRA, MODEL = "extra/", "model.json"
+EXTRA, MODEL, ATTRIBUTES = "extra/", "model.json", "attributes.pkl"
 
 
 def recognises(head: bytes, storage: Storage) -> bool:
@@ -106,14 +108,25 @@ class _Layout(TorchArchive):
         """All records; tensors may be in those in folders of storages."""
         return iter(self.archive.records(tuple(self.full(f"{name}/") for name in (DATA, CONSTANTS, BYTECODE))))
 
+    def _attributes(self) -> object:
+        """What is beside model.json since torch 1.1; tensors are `Opaque` objects with their numbers."""
+        from tensorio import _unpickler
+
+        record = self.others.get(self.full(ATTRIBUTES))
+        if record is None:
+            return ()
+        with error_context(record=self.full(ATTRIBUTES)):
+            data = self.archive.checked(record, MAX_PICKLE)
+            return _unpickler.loads(data, Records(array("q"), {}, array("q")), rules=self.options.rules(OWN)).obj
+
     def flat(self) -> Opened:
-        """What a file of torch 1.0 to 1.2 has: parameters and buffers by name."""
+        """What a file of torch 1.0 to 1.2 has: tensors by name."""
         assert self.model is not None
         swapped = self.is_swapped()
         rows, names = Rows(), []
         places, decoded = self.extents(swapped), self.decoded(swapped)
         with error_context(record=self.full(MODEL)):
-            for name, payload in payloads(self.archive.checked(self.model, MAX_PICKLE)):
+            for name, payload in payloads(self.archive.checked(self.model, MAX_PICKLE), self._attributes()):
                 record = self.require(payload.record)
                 storage, start, room = places[3 * record : 3 * record + 3]
                 dtype = BY_NAME[payload.dtype]
