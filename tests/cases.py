@@ -609,6 +609,21 @@ def torch_package_by_hand() -> Case:
 
 
 @case
+def torch_package_of_1_8() -> Case:
+    """Storages are in another folder, under keys alone."""
+    tensors = {"r/x.pkl.a": array("float32", (3,)), "r/x.pkl.b": array("int64", (2,))}
+    pickle = hexfile.mapping({"a": hexfile.tensor("93920861399136", 3, (3,)),
+                              "b": hexfile.tensor("7", 2, (2,), cls="LongStorage")})  # fmt: skip
+    parts = {
+        "r/x.pkl": hexfile.pickled(pickle, 3), "r/m.py": b"x = 1\n",
+        **dict(zip(("data/93920861399136", "data/7"), (t.tobytes() for t in tensors.values()), strict=True)),
+        "extern_modules": b"torch\n", "version": b"2\n",
+    }  # fmt: skip
+    records = [hexfile.Rec(f"p/{name}", raw) for name, raw in parts.items()]
+    return Case("torch_package", ".pt", hexfile.zip_file(records), tensors)
+
+
+@case
 def torch_package_deflated() -> Case:
     """Repacked by a zip tool."""
     w = array("float32", (300,))

@@ -84,7 +84,7 @@ def _kind(directory: bytes) -> str:
 
     if prefix and (first == prefix + b"/data.pkl" or has(b"/data.pkl")):
         return "torchscript" if has(b"/constants.pkl") else "torch_zip"
-    if prefix and has(b"/.data/extern_modules"):
+    if prefix and (has(b"/.data/extern_modules") or has(b"/extern_modules")):  # the latter: torch 1.8
         return "torch_package"
     if prefix and has(b"/model.json") and has(b"/version"):
         return "torchscript"

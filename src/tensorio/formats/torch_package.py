@@ -6,6 +6,7 @@ A zip archive by torch's writer (`tensorio.formats._torch_archive`)::
     PREFIX/.data/extern_modules         names of modules, by lines; not read
     PREFIX/.data/ts_code/N/data.pkl     a script module, see `tensorio.formats.torchscript`
     PREFIX/.data/version, PREFIX/.data/python_version, PREFIX/byteorder, PREFIX/.data/serialization_id
+    PREFIX/data/N, PREFIX/extern_modules, PREFIX/version      the same, as torch 1.8 has it
     PREFIX/PACKAGE/RESOURCE             a pickle, text or bytes
     PREFIX/PACKAGE/MODULE.py            source text; not read
 
@@ -42,6 +43,9 @@ OWN = "__torch__"  # what the names of script modules' classes begin with
 STORAGE = ".storage"
 _SCRIPT = re.compile(r"\.data/ts_code/\d+/data\.pkl\Z")
 _SIDE = re.compile(r"\.data/|byteorder\Z|.*\.py\Z", re.DOTALL)
+OLD_FOLDER = "data/"  # of the storages, in torch 1.8
+_OLD_SIDE = re.compile(r"data/[0-9]+\Z|(?:extern_modules|version|byteorder)\Z|.*\.py\Z", re.DOTALL)
+_KEYS = {".data/": r".*\.storage\Z", OLD_FOLDER: r"[0-9]+\Z"}
 
 
 def recognises(head: bytes, storage: Storage) -> bool:
@@ -54,8 +58,12 @@ class _Layout(TorchArchive):
 
     def __init__(self, storage: Storage, options: OpenOptions) -> None:
         super().__init__(storage, options, "torch.package")
-        self.require(".data/extern_modules")
-        self.check_version(".data/version")
+        self.folder = ".data/" if self.full(".data/extern_modules") in self.others else OLD_FOLDER
+        old = self.folder == OLD_FOLDER
+        side = _OLD_SIDE if old else _SIDE
+        self.require("extern_modules" if old else ".data/extern_modules")
+        self.check_version("version" if old else ".data/version")
+        self.storages = re.compile(re.escape(self.full(self.folder)) + _KEYS[self.folder], re.DOTALL)
         folder = self.full("")
         self.resources: list[str] = []
         self.skipped: list[str] = []
@@ -64,9 +72,9 @@ class _Layout(TorchArchive):
             name = full.removeprefix(folder)
             if _SCRIPT.match(name):
                 scripts.append(name)
-            elif not _SIDE.match(name):
+            elif not side.match(name):
                 (self.resources if self._is_pickle(record) else self.skipped).append(name)
-        keys, script_keys = self._storages(f"{folder}.data/")
+        keys, script_keys = self._storages(self.full(self.folder))
         spare = options.spare // max(1, len(self.resources) + len(scripts))
         # Keys of storages are numbers here, as they were in files before zip.
         rules, own = (options.rules(prefix, legacy=True)._replace(spare=spare) for prefix in ("", OWN))
@@ -83,7 +91,7 @@ class _Layout(TorchArchive):
     def _storages(self, folder: str) -> tuple[dict[str, int], dict[str, int]]:
         """The records of storages as pickles name them, and as script modules do."""
         full = {name[len(folder) :]: record for name, record in self.others.items()
-                if name.startswith(folder) and name.endswith(STORAGE)}  # fmt: skip
+                if self.storages.match(name)}  # fmt: skip
         return {name.removesuffix(STORAGE): record for name, record in full.items()}, full
 
     def _part(self, name: str, keys: dict[str, int], rules: Rules) -> Pickled:
@@ -95,8 +103,8 @@ class _Layout(TorchArchive):
 
     def records(self) -> Iterator[StoredRecord]:
         """All records; tensors may be in storages."""
-        for record in self.archive.records((self.full(".data/"),)):
-            yield record._replace(payload=record.payload and record.name.endswith(STORAGE))
+        for record in self.archive.records((self.full(self.folder),)):
+            yield record._replace(payload=record.payload and bool(self.storages.match(record.name)))
 
 
 def open(storage: Storage, options: OpenOptions) -> Opened:
