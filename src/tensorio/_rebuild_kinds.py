@@ -212,6 +212,18 @@ def jagged(args: Args, facts: Facts) -> JaggedTensor:
     return made
 
 
+def from_class(args: Args, facts: Facts) -> JaggedTensor:
+    """``(class, (values, offsets), state)``: a jagged tensor as torch 2.3 to 2.5 save it."""
+    cls, parts, state = args
+    if type(cls) is not TorchTag or cls != NJT:
+        raise HeaderError(f"pickle: expected a function, found {type(cls).__name__}")
+    _count(parts, "a jagged tensor", 2)
+    if type(state) is not dict:
+        raise _wrong("a jagged tensor", "a dict of attributes")
+    words = {"lengths": state.get("_lengths"), "_ragged_idx": state.get("_ragged_idx", 1)}
+    return jagged(({"values": parts[0], "offsets": parts[1], **words},), facts)
+
+
 def meta(args: Args, facts: Facts) -> MetaTensor:
     """``(dtype, size, stride, requires_grad)``."""
     _count(args, "a tensor without data", 4)
@@ -305,10 +317,11 @@ def get_layout(args: Args, facts: Facts) -> TorchTag:
     return TorchTag(args[0])
 
 
-# By `tensorio.allowlist.Entry.kind`; "from_type" is called by the machine for the kind "rebuild_from_type".
+# By `tensorio.allowlist.Entry.kind`; "from_class" and "from_type" are called by the machine for "rebuild_from_type".
 KINDS: dict[str, Callable[[Args, Facts], object]] = {
     "device_from_numpy": device_from_numpy,
     "device_tensor": device_tensor,
+    "from_class": from_class,
     "from_type": from_type,
     "get_layout": get_layout,
     "rebuild_meta": meta,

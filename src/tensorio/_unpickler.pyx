@@ -604,9 +604,11 @@ cdef class _Machine(_Arrays):
         if len(args) != 4 or not PyTuple_CheckExact(args[2]):
             self.wrong("expected a function, a class, arguments and a state to rebuild a tensor of some type")
         func = args[0]
-        if type(func) is not _Global and type(func) is not _Opaque:
-            self.expected("a function", func)
-        made = self.call(func, <tuple> args[2], None, True)
+        if type(func) is _Global or type(func) is _Opaque:
+            made = self.call(func, <tuple> args[2], None, True)
+        else:  # before 2.6, a jagged tensor was made by its class
+            self.charge(COST_OPAQUE)
+            made = _REBUILD_KINDS["from_class"]((func, args[2], args[3]), self)
         return _REBUILD_KINDS["from_type"]((made, args[1], args[3]), self)
 
     def check(self, key):
