@@ -20,6 +20,7 @@ enum {
     OP_BININT1 = 'K',
     OP_BININT2 = 'M',
     OP_BININT = 'J',
+    OP_NONE = 'N',
     OP_NEWTRUE = 0x88,
     OP_NEWFALSE = 0x89
 };
@@ -90,6 +91,18 @@ static int take_int(tio_cursor *in, int64_t *value)
     return word <= INT32_MAX;
 }
 
+/* Keys that torch makes: a count, or the address of a C structure, in decimal. */
+static int is_key(const uint8_t *p, uint32_t len)
+{
+    uint32_t i;
+    if (len == 0 || len > TIO_TENSOR_KEY_MAX)
+        return 0;
+    for (i = 0; i < len; i++)
+        if (p[i] < '0' || p[i] > '9')
+            return 0;
+    return 1;
+}
+
 /* The key: spelled out and put, or out of the memo. */
 static int take_key(tio_cursor *in, tio_tensor_ops *out)
 {
@@ -109,16 +122,17 @@ static int take_key(tio_cursor *in, tio_tensor_ops *out)
         return 0;
     out->key_len = tio_load32(p);
     out->key = tio_take(in, out->key_len);
-    return out->key != NULL && tio_decimal(out->key, out->key_len) >= 0 &&
-           take_put(in, &out->puts[0]);
+    return out->key != NULL && is_key(out->key, out->key_len) && take_put(in, &out->puts[0]);
 }
 
-/* ("storage", class, key, location, numel) as a persistent id. */
+/* ("storage", class, key, location, numel[, None]) as a persistent id. */
 static int take_storage(tio_cursor *in, tio_tensor_ops *out)
 {
-    return take_op(in, OP_MARK) && take_get(in, &out->word) && take_get(in, &out->cls) &&
-           take_key(in, out) && take_get(in, &out->location) && take_int(in, &out->numel) &&
-           take_op(in, OP_TUPLE) && take_put(in, &out->puts[1]) && take_op(in, OP_BINPERSID);
+    if (!take_op(in, OP_MARK) || !take_get(in, &out->word) || !take_get(in, &out->cls) ||
+        !take_key(in, out) || !take_get(in, &out->location) || !take_int(in, &out->numel))
+        return 0;
+    out->legacy = take_op(in, OP_NONE);
+    return take_op(in, OP_TUPLE) && take_put(in, &out->puts[1]) && take_op(in, OP_BINPERSID);
 }
 
 /* A tuple of ints, of any length in *rank; the empty one is not put. */

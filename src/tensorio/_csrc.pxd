@@ -110,6 +110,7 @@ cdef extern from "tensor_ops.h" nogil:
         const uint8_t *key
         uint32_t key_len
         int requires_grad
+        int legacy
         unsigned rank
         int64_t numel
         int64_t offset

@@ -77,6 +77,7 @@ cdef class _Tensors(_Stack):
     cdef Py_ssize_t n_rows, rows_room
     cdef int64_t *dims
     cdef Py_ssize_t n_dims, dims_room
+    cdef bint legacy  # ids may have the parts that they had before zip
     cdef Py_ssize_t first_row, first_dim
 
     def __cinit__(self, pickle, Py_ssize_t start, records, list leases, decode, set wanted, Py_ssize_t first_row,
@@ -204,7 +205,8 @@ cdef class _Tensors(_Stack):
         self.n_records += 1
         self.keys[text] = record
         where = location if type(location) is str else ""
-        self.mentioned.append(_Mentioned(text, <int64_t> nbytes, cls.itemsize, where))
+        # What the class does, without its own function around it: half the cost of a storage.
+        self.mentioned.append(_new_tuple(_Mentioned, (text, <int64_t> nbytes, cls.itemsize, where)))
         return record
 
     @cython.final
@@ -505,6 +507,8 @@ cdef class _Tensors(_Stack):
         cdef const uint8_t *text
         cdef Py_ssize_t i, count, record
         if not tio_tensor_ops_match(self.buf, <uint64_t> self.n, <uint64_t> self.pos, &ops):
+            return False
+        if ops.legacy and not self.legacy:
             return False
         if not _is_word(self.peek(ops.word), "storage") or not PyUnicode_CheckExact(self.peek(ops.location)) \
                 or self.kind_at(ops.cls) != K_STORAGE or self.kind_at(ops.hooks) != K_ORDERED_DICT:

@@ -52,6 +52,7 @@ from tensorio.pickles import Loaded as _Loaded, Mentioned as _Mentioned, Named a
 from tensorio.pickles import Records as _Records, Unbuilt as _Unbuilt_class
 from tensorio.values import Device, Opaque, Size, TorchDType, TorchTag
 
+cdef object _new_tuple = tuple.__new__
 cdef type _Opaque = Opaque
 cdef type _Size = Size
 cdef type _TorchDType = TorchDType
@@ -204,6 +205,7 @@ cdef class _Machine(_Arrays):
                   Py_ssize_t first_dim, rules, int64_t own_storage, made_storage, nested_storage, dict placed,
                   bint fast, bint sweep):
         self.rules = rules
+        self.legacy = rules.legacy
         self.allowed = set(rules.allow.values())
         self.lenient = rules.unknown == "opaque"
         self.placed = placed

@@ -32,7 +32,7 @@ static void test_plain_tensor_is_taken(void)
     CHECK(tio_tensor_ops_match(PLAIN, PLAIN_LEN, 0, &t) == 1);
     CHECK(t.word == 1 && t.cls == 2 && t.location == 3 && t.hooks == 4);
     CHECK(t.key_slot == -1 && t.key_at == 5 && t.key_len == 2 && memcmp(t.key, "17", 2) == 0);
-    CHECK(t.numel == 12 && t.offset == 2 && t.rank == 2 && t.requires_grad == 0);
+    CHECK(t.numel == 12 && t.offset == 2 && t.rank == 2 && t.requires_grad == 0 && t.legacy == 0);
     CHECK(t.dims[0] == 2 && t.dims[1] == 0x103 && t.dims[2] == 3 && t.dims[3] == 1);
     CHECK(t.puts[0] == 5 && t.puts[1] == 6 && t.puts[2] == 7 && t.puts[3] == 8 && t.puts[4] == 9 &&
           t.puts[5] == 10);
@@ -66,6 +66,19 @@ static void test_every_changed_byte_keeps_the_length(void)
     CHECK(matches > 256 * 10);
 }
 
+static void test_id_of_a_legacy_file(void)
+{
+    static const uint8_t bytes[] =
+        "(h\x01h\x02X\x0e\0\0\0"
+        "94604321652400q\x05h\x03K\x0cNtq\x06QK\0))\x89h\x04)Rq\x09tq\x0aR";
+    tio_tensor_ops t;
+    size_t n;
+    for (n = 0; n < sizeof bytes - 1; n++)
+        CHECK(match(bytes, n, &t) == 0);
+    CHECK(match(bytes, sizeof bytes - 1, &t) == 1);
+    CHECK(t.legacy == 1 && t.numel == 12 && t.rank == 0);
+}
+
 static void test_key_out_of_the_memo(void)
 {
     static const uint8_t bytes[] = "(h\x01h\x02j\0\x01\0\0h\x03K\x0ctr\x06\0\0\0Q"
@@ -81,7 +94,7 @@ static void test_key_out_of_the_memo(void)
 
 static void test_odd_spellings_are_left_alone(void)
 {
-    static const char *const keys[] = {"017", "a", "", "-1", "1234567890"};
+    static const char *const keys[] = {"1a", "a", "", "-1", "123456789012345678901"};
     uint8_t bytes[128];
     tio_tensor_ops t;
     size_t i, n;
@@ -130,6 +143,7 @@ int main(void)
     test_plain_tensor_is_taken();
     test_every_cut_is_no_match();
     test_every_changed_byte_keeps_the_length();
+    test_id_of_a_legacy_file();
     test_key_out_of_the_memo();
     test_odd_spellings_are_left_alone();
     test_rank_is_bounded();

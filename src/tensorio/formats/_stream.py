@@ -16,9 +16,10 @@ Source: ``torch/serialization.py`` of 2.13, ``_legacy_save`` and ``_legacy_load`
 from __future__ import annotations
 
 import contextlib
+import struct
 from array import array
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from tensorio import _unpickler
 from tensorio.errors import HeaderError, TensorIOError, TruncatedError, UnsupportedError, error_context, escaped
@@ -57,23 +58,28 @@ class Stream(NamedTuple):
         The object, with `Leaf` at the tensors. Rows count records as storages, and offsets from their record.
     start : int
         First byte of the object's pickle.
-    records : list of StoredRecord
-        The storages as the object mentions them, each with its place in the buffer.
+    offsets : array of int64
+        Where each storage that the object mentions begins.
     end : int
         First byte behind the last storage.
     """
 
     loaded: Loaded
     start: int
-    records: list[StoredRecord]
+    offsets: array[int]
     end: int
 
     def known(self, storage: int) -> Records:
         """The records as those of a second run, in the storage of this index."""
-        extents = array("q")
-        for record in self.records:
-            extents.extend((storage, record.offset if storage >= 0 else 0, record.nbytes))
-        return Records(array("q"), {record.name: i for i, record in enumerate(self.records)}, extents)
+        mentioned, extents = self.loaded.mentioned, array("q", [storage]) * (3 * len(self.offsets))
+        extents[1::3] = self.offsets if storage >= 0 else array("q", bytes(8 * len(mentioned)))
+        extents[2::3] = array("q", [m.nbytes for m in mentioned])
+        return Records(array("q"), {m.key: i for i, m in enumerate(mentioned)}, extents)
+
+    def records(self) -> list[StoredRecord]:
+        """The storages as the object mentions them, each with its place in the buffer."""
+        pairs = zip(self.loaded.mentioned, self.offsets, strict=True)
+        return [StoredRecord(m.key, 0, offset, m.nbytes, None, m.nbytes) for m, offset in pairs]
 
 
 def is_stream(head: bytes) -> bool:
@@ -110,8 +116,8 @@ def read_stream(view: memoryview, rules: Rules, *, first_row: int = 0, first_dim
             view, None, rules=rules, start=start, first_row=first_row, first_dim=first_dim
         )  # fmt: skip
     keys, at = pickle_at(view, loaded.end, "list of storage keys")
-    records, end = _storages(view, at, _order(keys, loaded))
-    return Stream(loaded, start, records, end)
+    offsets, end = _storages(view, at, loaded.mentioned, _order(keys, loaded))
+    return Stream(loaded, start, offsets, end)
 
 
 def pickle_at(view: memoryview, start: int, part: str) -> tuple[Any, int]:
@@ -133,8 +139,8 @@ def located(start: int, part: str) -> Iterator[None]:
             raise
 
 
-def _order(keys: object, loaded: Loaded) -> list[tuple[int, Mentioned]]:
-    """The mentioned storages in the order in which the stream lists them, each with its number; all, and each once."""
+def _order(keys: object, loaded: Loaded) -> list[int]:
+    """The numbers of the mentioned storages in the order in which the stream lists them: all, and each once."""
     if type(keys) is not list:
         raise _wrong_list(f"expected a list, found {type(keys).__name__}", loaded)
     numbers = {mentioned.key: i for i, mentioned in enumerate(loaded.mentioned)}
@@ -146,7 +152,7 @@ def _order(keys: object, loaded: Loaded) -> list[tuple[int, Mentioned]]:
             known = any(mentioned.key == text for mentioned in loaded.mentioned)
             what = "it lists storage {} twice" if known else "it lists {}, which the object does not mention"
             raise _wrong_list(what.format(escaped(text)), loaded)
-        order.append((number, loaded.mentioned[number]))
+        order.append(number)
     if numbers:
         one = escaped(next(iter(numbers)))
         raise _wrong_list(f"{len(numbers)} storages that the object mentions are not in it, such as {one}", loaded)
@@ -157,27 +163,32 @@ def _wrong_list(message: str, loaded: Loaded) -> HeaderError:
     return HeaderError(message, record="list of storage keys", offset=loaded.end)
 
 
-def _storages(view: memoryview, at: int, order: list[tuple[int, Mentioned]]) -> tuple[list[StoredRecord], int]:
+def _storages(view: memoryview, at: int, mentioned: list[Mentioned], order: list[int]) -> tuple[array[int], int]:
     """Where each storage is, by its number; each is as long as the object says, and inside the buffer."""
-    found: list[StoredRecord | None] = [None] * len(order)
-    for i, (number, storage) in enumerate(order):
-        with error_context(record=storage.key):
-            count = read_count(view, at)
-            if count * storage.itemsize != storage.nbytes:
-                raise HeaderError(
-                    f"expected {storage.nbytes // storage.itemsize} elements of {storage.itemsize} bytes, as the "
-                    f"object says, found a storage of {count}", offset=at,
-                )  # fmt: skip
-            at += _COUNT
-            if storage.nbytes > len(view) - at:
-                due = at + sum(other.nbytes + _COUNT for _, other in order[i:]) - _COUNT
-                raise TruncatedError(
-                    f"expected a storage of {storage.nbytes} bytes, found {len(view) - at}; "
-                    f"{due - len(view)} of {due} bytes are missing in all", offset=at,
-                )  # fmt: skip
-        found[number] = StoredRecord(storage.key, 0, at, storage.nbytes, None, storage.nbytes)
-        at += storage.nbytes
-    return [record for record in found if record is not None], at
+    offsets, total, unpack = array("q", bytes(8 * len(order))), len(view), struct.Struct("<q").unpack_from
+    for i, number in enumerate(order):
+        key, nbytes, itemsize, _ = mentioned[number]
+        if at + _COUNT > total or unpack(view, at)[0] * itemsize != nbytes:
+            _wrong_count(view, at, mentioned[number])
+        at += _COUNT
+        if at + nbytes > total:
+            due = at - _COUNT + sum(mentioned[other].nbytes + _COUNT for other in order[i:])
+            raise TruncatedError(
+                f"expected a storage of {nbytes} bytes, found {total - at}; {due - total} of {due} bytes are missing "
+                "in all", record=key, offset=at,
+            )  # fmt: skip
+        offsets[number] = at
+        at += nbytes
+    return offsets, at
+
+
+def _wrong_count(view: memoryview, at: int, storage: Mentioned) -> NoReturn:
+    with error_context(record=storage.key):
+        count = read_count(view, at)
+    raise HeaderError(
+        f"expected {storage.nbytes // storage.itemsize} elements of {storage.itemsize} bytes, as the object says, "
+        f"found a storage of {count}", record=storage.key, offset=at,
+    )  # fmt: skip
 
 
 def read_count(view: memoryview, at: int) -> int:
@@ -198,7 +209,7 @@ def require_reference_stream(view: memoryview, stream: Stream) -> None:
         raise HeaderError("strict: expected the header of torch 2.13's legacy files", offset=0)
     if bytes(view[stream.start : stream.start + 2]) != b"\x80\x02":
         raise HeaderError("strict: expected an object pickled by protocol 2", record="object", offset=stream.start)
-    names = [record.name for record in sorted(stream.records, key=lambda record: record.offset)]
+    names = [record.name for record in sorted(stream.records(), key=lambda record: record.offset)]
     if names != sorted(names):
         raise HeaderError("strict: expected storages in the order of their keys", offset=stream.loaded.end)
     if stream.end != len(view):

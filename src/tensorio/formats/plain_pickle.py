@@ -83,10 +83,9 @@ def _nested_storage(view: memoryview, start: int, nbytes: int, options: OpenOpti
     with located(start, "nested torch storage"):
         stream = read_stream(view[start : start + nbytes], options.rules(legacy=True))
         rows = stream.loaded.rows
-        if len(rows) != ROW or len(stream.records) != 1 or not isinstance(stream.loaded.obj, _unpickler.Leaf):
+        if len(rows) != ROW or len(stream.offsets) != 1 or not isinstance(stream.loaded.obj, _unpickler.Leaf):
             raise UnsupportedError("expected one storage, found a file of other objects", offset=stream.start)
-        record = stream.records[0]
-        return DTYPES[rows[0]].name, start + record.offset, record.nbytes
+        return DTYPES[rows[0]].name, start + stream.offsets[0], stream.loaded.mentioned[0].nbytes
 
 
 def _run(storages: _Storages, options: OpenOptions, wanted: set[int] | None = None) -> Loaded:

@@ -36,13 +36,12 @@ def recognises(head: bytes, storage: Storage) -> bool:
 def open(storage: Storage, options: OpenOptions) -> Opened:
     """Read the pickles and find the storages; touches none but the number in front of each."""
     stream = _read(storage, options)
-    records = stream.records
     decoded = _decoded(storage, stream, options.writable)
     rows = stream.loaded.rows
     for at in range(4, len(rows), ROW):  # the storage column; the offset is behind it, the dtype four before
         record = rows[at]
         rows[at] = decoded.index(record, rows[at - 4]) if BIG_ENDIAN_HOST else 0
-        rows[at + 1] += 0 if BIG_ENDIAN_HOST else records[record].offset
+        rows[at + 1] += 0 if BIG_ENDIAN_HOST else stream.offsets[record]
     return Opened(
         NAME,
         Table([], rows, stream.loaded.dims),
@@ -50,7 +49,7 @@ def open(storage: Storage, options: OpenOptions) -> Opened:
         tree=stream.loaded.obj,
         flat=False,
         budget=naming_budget(stream.loaded.end - stream.start),
-        records=lambda: iter(records),
+        records=lambda: iter(stream.records()),
         fill=lambda wanted: _filled(storage, stream, options, wanted),
     )
 
@@ -88,10 +87,10 @@ def _decoded(storage: Storage, stream: Stream, writable: bool) -> Decoded:
     """The storages in the order of a big-endian host."""
 
     def read(record: int) -> memoryview:
-        place = stream.records[record]
-        return storage.view()[place.offset : place.offset + place.nbytes]
+        start = stream.offsets[record]
+        return storage.view()[start : start + stream.loaded.mentioned[record].nbytes]
 
-    return Decoded(lambda record: stream.records[record].nbytes, read, swapped=True, writable=writable)
+    return Decoded(lambda record: stream.loaded.mentioned[record].nbytes, read, swapped=True, writable=writable)
 
 
 def plan(obj: object, options: SaveOptions) -> Plan:
