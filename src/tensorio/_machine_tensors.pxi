@@ -412,7 +412,8 @@ cdef class _Tensors(_Stack):
     cdef int keep_row(self, tio_row *row, int64_t *dims) except -1:
         self.grow_rows(2 * row.rank)
         row.dims = self.first_dim + self.n_dims
-        memcpy(self.dims + self.n_dims, dims, 2 * row.rank * sizeof(int64_t))
+        if row.rank:  # else there may be no memory yet, and memcpy wants some even for nothing
+            memcpy(self.dims + self.n_dims, dims, 2 * row.rank * sizeof(int64_t))
         self.n_dims += 2 * row.rank
         self.rows[self.n_rows] = row[0]
         return 0
