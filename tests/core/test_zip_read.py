@@ -37,8 +37,11 @@ def by_zipfile(contents: dict[str, Any], comment: bytes = b"") -> bytes:
     return out.getvalue()
 
 
+ENDS = (b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07")  # a comment with one of these is refused
+
+
 @settings(max_examples=200, deadline=None)
-@given(members, st.binary(max_size=50).filter(lambda c: b"PK\x05\x06" not in c))
+@given(members, st.binary(max_size=50).filter(lambda c: not any(s in c for s in ENDS)))
 def test_archive_by_zipfile_reads_the_same(contents: dict[str, Any], comment: bytes) -> None:
     data = by_zipfile(contents, comment)
     got = listing(data)
