@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from tensorio import allowing, formats
 from tensorio.checkpoint._checkpoint import Checkpoint, load_file, open_checkpoint
 from tensorio.checkpoint._recover import Recovery, recover_file
 from tensorio.checkpoint._verify import Report
-from tensorio.errors import UnsupportedError, error_context
+from tensorio.errors import FormatError, UnknownFormatError, UnsupportedError, error_context
 from tensorio.formats._base import OpenOptions, SaveOptions
 from tensorio.opening import open_storage
 from tensorio.output import write_plan
@@ -389,7 +390,7 @@ def scan(path: Any, *, allow: Iterable[str | type] = (), progress: Progress | No
 
 
 def identify(path: Any) -> str:
-    """Return the name of a file's format: by its first bytes; by its suffix if they say nothing.
+    """Return the name of a file's format: by its first bytes; by its suffix if they say nothing and it opens.
 
     Raises
     ------
@@ -399,7 +400,14 @@ def identify(path: Any) -> str:
     storage, _, name = open_storage(path)
     try:
         with error_context(path=name):
-            return formats.of_storage(storage, path=name).NAME
+            try:
+                return formats.of_storage(storage).NAME
+            except UnknownFormatError:
+                named = formats.of_storage(storage, path=name)
+                with contextlib.suppress(FormatError, UnsupportedError):
+                    named.open(storage, OpenOptions(unknown="opaque"))
+                    return named.NAME
+                raise
     finally:
         storage.close()
 
