@@ -60,11 +60,6 @@ def test_storage_out_of_the_memo_is_the_same_storage() -> None:
     body = b"](" + hexfile.storage("FloatStorage", "0", 4) + b"q\x05h\x05e"
     one, two = load(body, {"0": np.arange(4, dtype="f4").tobytes()})
     assert one.tolist() == two.tolist() == [0, 1, 2, 3]
-    with pytest.raises(UnsupportedError, match="saved by itself"):
-        load(
-            b"(" + hexfile.storage("FloatStorage", "0", 4) + b"q\x05h\x05l0" + b"h\x05\x8f0" + b"\x8f(h\x05\x90",
-            {"0": bytes(16)},
-        )
 
 
 @pytest.mark.parametrize("format", ["torch_zip", "safetensors"])
