@@ -130,6 +130,11 @@ cdef dict _KINDS = {
 }
 
 
+# What may be asked for a tensor in the place of another.
+cdef tuple _TENSOR_KINDS = (K_REBUILD, K_REBUILD_V2, K_REBUILD_V3, K_REBUILD_PARAMETER, K_REBUILD_PARAMETER_STATE,
+                            K_REBUILD_QTENSOR, K_REBUILD_KIND)
+
+
 @cython.final
 cdef class _Global:
     """What a (module, name) in the pickle stands for."""
@@ -606,6 +611,8 @@ cdef class _Machine(_Arrays):
         if len(args) != 4 or not PyTuple_CheckExact(args[2]):
             self.wrong("expected a function, a class, arguments and a state to rebuild a tensor of some type")
         func = args[0]
+        if type(func) is _Global and (<_Global> func).kind not in _TENSOR_KINDS:
+            self.expected("a function that rebuilds a tensor", func)  # one of another type might call one, and so on
         if type(func) is _Global or type(func) is _Opaque:
             made = self.call(func, <tuple> args[2], None, True)
         else:  # before 2.6, a jagged tensor was made by its class

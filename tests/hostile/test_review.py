@@ -119,3 +119,26 @@ def test_deep_object_in_a_small_thread_is_a_recursion_error() -> None:
     finally:
         threading.stack_size(before)
     assert ended == ["RecursionError"]
+
+
+@pytest.mark.parametrize("func", [("torch._tensor", "_rebuild_from_type_v2"), ("copyreg", "__newobj__")])
+def test_types_of_types_of_tensors_are_refused(func: tuple[str, str]) -> None:
+    """Each would be a call within a call: 300,000 of them are more than a stack holds."""
+    outer, cls = hexfile.name("torch._tensor", "_rebuild_from_type_v2"), hexfile.name("torch", "Tensor")
+    count = 300_000
+    body = outer + (b"(" + hexfile.name(*func) + cls) * count + b")" + b"Nt" * count + b"R"
+    for unknown in ("error", "opaque"):
+        with pytest.raises(HeaderError, match="rebuilds a tensor"):
+            tensorio.load(hexfile.torch_file(pickled(body), {}), unknown=unknown)
+
+
+@pytest.mark.parametrize("levels", [9_000, 60_000])
+def test_deep_objects_end_in_errors_of_ours(levels: int, tmp_path: Path) -> None:
+    """Every walk over a tree is iterative or bounded; only what is written again goes level by level."""
+    source, target = tmp_path / "a.pt", tmp_path / "b.pt"
+    source.write_bytes(hexfile.torch_file(pickled(b"]" * levels + hexfile.tensor() + b"a" * levels), {"0": bytes(16)}))
+    assert isinstance(tensorio.load(source), list)
+    for act in (tensorio.convert, tensorio.recover):
+        with pytest.raises(LimitError, match="levels"):
+            act(source, target)
+        assert not target.exists()

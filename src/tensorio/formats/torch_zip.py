@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tensorio import _core
-from tensorio.errors import HeaderError, UnsupportedError, error_context
+from tensorio.errors import HeaderError, LimitError, UnsupportedError, error_context
 from tensorio.formats._base import Opened, OpenOptions, SaveOptions, naming_budget
 from tensorio.formats._torch_archive import MAX_PICKLE, TorchArchive
 from tensorio.formats._zip import ZipPlan
@@ -172,7 +172,10 @@ def plan_tree(
     """
     from tensorio import _pickler
 
-    data, spaces, offsets, sizes, _, _ = _pickler.dumps(tree, leaf)
+    try:
+        data, spaces, offsets, sizes, _, _ = _pickler.dumps(tree, leaf)
+    except RecursionError:  # as in torch.save; but this tree is out of a file
+        raise LimitError("the saved object has too many levels to be written again") from None
     payloads = Payloads()
     for space, offset, nbytes in zip(spaces, offsets, sizes, strict=True):
         payloads.add(source(space, offset, nbytes), nbytes)
