@@ -120,6 +120,22 @@ def test_protocol_0_reads_what_torch_can_write_by_it() -> None:
     assert tensorio.load(data) == {"n": [1, "x", 2.5, True, None]}
 
 
+def test_many_tensors_equal_torch() -> None:
+    """From the second of its kind on, a tensor is taken in one step; memo slots and keys in all their spellings."""
+    torch = pytest.importorskip("torch")
+    obj: dict[str, Any] = {f"{i}": torch.arange(i, dtype=torch.float32).reshape(-1, 1, 1)[:, 0] for i in range(400)}
+    obj |= {f"half.{i}": obj[f"{i}"][: i // 2] for i in range(0, 400, 3)}
+    obj |= {f"int.{i}": torch.full((2, 1, 2, 1), i) for i in range(100)}
+    data = by_torch(obj)
+    want, tree = torch.load(io.BytesIO(data), weights_only=True), tensorio.load(data)
+    assert list(tree) == list(want)
+    with tensorio.open(data) as checkpoint:
+        for name, tensor in want.items():
+            assert tree[name].shape == checkpoint[name].shape == tuple(tensor.shape)
+            assert tree[name].tobytes() == checkpoint[name].tobytes() == raw_bytes(tensor)
+        assert checkpoint.infos["half.300"].chunks[0].extent.offset == checkpoint.infos["300"].chunks[0].extent.offset
+
+
 def test_builder_is_what_torch_writes_and_reads() -> None:
     torch = pytest.importorskip("torch")
     assert by_torch(5).startswith(MAGIC + VERSION + INFO)
@@ -411,6 +427,14 @@ def test_python_2_strings_and_hooks_of_none_read() -> None:
 def test_rebuild_of_the_time_before_0_4_reads() -> None:
     body = hexfile.name("torch._utils", "_rebuild_tensor") + b"(" + old_storage() + b"K\1(K\2t(K\1ttR"
     assert tensorio.load(legacy_file(body, RAW)).tolist() == [1, 2]
+
+
+def test_id_without_a_view_reads_and_is_no_different() -> None:
+    """Five parts, as in a zip archive; mixed with six."""
+    body = hexfile.mapping({"a": hexfile.tensor(), "b": old_tensor()})
+    tree = tensorio.load(legacy_file(body, RAW))
+    assert tree["a"].tolist() == tree["b"].tolist() == [0, 1, 2, 3]
+    assert np.shares_memory(tree["a"], tree["b"])
 
 
 def test_class_with_its_source_opens_as_inert_data() -> None:
