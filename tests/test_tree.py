@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import OrderedDict
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hexfile
@@ -127,3 +129,14 @@ def test_prune_keeps_what_leads_to_the_paths() -> None:
 
 def test_prune_of_nothing_drops_everything() -> None:
     assert prune({"a": 1}, []) in ({}, {"a": 1}, None)
+
+
+@pytest.mark.parametrize("size", [0, 3])
+def test_state_of_an_opaque_object_may_be_an_array(size: int) -> None:
+    """An array of a NumPy pickle, in the place where a dict is as a rule."""
+    state = pickle.dumps(np.arange(size), 2)[2:-1]
+    data = hexfile.torch_file(hexfile.pickled(hexfile.name("m", "C") + b")\x81" + state + b"b"), {"0": bytes(16)})
+    with tensorio.open(data, unknown="opaque") as checkpoint:
+        assert len(checkpoint.infos) == len(checkpoint.paths)
+        assert checkpoint.tree().state.shape == (size,)
+    assert tensorio.load(data, unknown="opaque").state.shape == (size,)

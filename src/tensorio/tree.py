@@ -95,7 +95,7 @@ def _opaque_children(node: Opaque) -> Iterator[tuple[Path, object]]:
         return
     state_key = _STATE if isinstance(node.state, dict | Opaque) else "state"
     for key, part in (("args", node.args), ("kwargs", node.kwargs), (state_key, node.state), ("items", node.items)):
-        if part is not None and part != () and part != []:
+        if part is not None and not (isinstance(part, tuple | list) and not part):  # arrays can't be compared
             yield (key,), part
 
 
