@@ -32,8 +32,31 @@ def torch_refuses(data: bytes, format: str | None) -> bool | None:
             theirs = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
         except Exception:
             return True
-        compare(tensorio.load(data, format=format), theirs, torch)
+        try:
+            compare(tensorio.load(data, format=format), theirs, torch)
+        except Broken:
+            again = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+            if bits_of(theirs, torch) != bits_of(again, torch):
+                return True  # of two minds: no reference
+            raise
     return False
+
+
+def bits_of(tree: Any, torch: Any) -> list[bytes]:
+    """The bytes of the tensors in a tree of dicts, lists and tuples, by the way they are met."""
+    out, stack, seen = [], [tree], set()
+    while stack and len(seen) < PAIRS:
+        x = stack.pop()
+        if id(x) in seen:
+            continue
+        seen.add(id(x))
+        if isinstance(x, torch.Tensor) and x.layout == torch.strided and 0 < x.numel() < 1 << 20:
+            out.append(x.detach().clone().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(x, dict):
+            stack += x.values()
+        elif isinstance(x, list | tuple):
+            stack += x
+    return out
 
 
 def compare(ours: Any, theirs: Any, torch: Any) -> None:

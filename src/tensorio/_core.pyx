@@ -150,7 +150,8 @@ def gather(addresses, sizes, Py_ssize_t first, uint64_t limit, uint64_t small):
     out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> total)
     p = PyBytes_AS_STRING(out)
     for k in range(first, i):
-        memcpy(p, <const void *> <uintptr_t> where[k], nbytes[k])
+        if nbytes[k]:  # an empty array may be at NULL, which memcpy does not take even for nothing
+            memcpy(p, <const void *> <uintptr_t> where[k], nbytes[k])
         p += nbytes[k]
     return out, i
 
