@@ -28,7 +28,7 @@ static void check_match(const uint8_t *data, uint64_t size, uint64_t at, const t
     }
     HOLDS(t->key_slot == -1 && t->puts[0] >= 0);
     HOLDS(t->key_at > at && t->key_at < t->end && data[t->key_at] == 'X');
-    HOLDS(t->key == data + t->key_at + 5 && t->key_len > 0 && t->key_len <= 9);
+    HOLDS(t->key == data + t->key_at + 5 && t->key_len > 0 && t->key_len <= TIO_TENSOR_KEY_MAX);
     HOLDS(t->key + t->key_len <= data + t->end);
     HOLDS(tio_decimal(t->key, t->key_len) >= 0);
 }
