@@ -154,15 +154,12 @@ class Unbuilt:
     ----------
     kind : str
         What makes the object of its state.
-    args : tuple
-        What it was called with.
     slots : list of int
         Memo slots that the pickle machine put it into.
     """
 
-    __slots__ = ("args", "kind", "slots")
+    __slots__ = ("kind", "slots")
 
-    def __init__(self, kind: str, args: tuple[object, ...] = ()) -> None:
+    def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.args = args
         self.slots: list[int] = []
