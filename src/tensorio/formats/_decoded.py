@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tensorio.dtypes import DTYPES
 from tensorio.storage import LazyStorage
+from tensorio.tensors import ROW
 
 if TYPE_CHECKING:
+    from array import array
+
     from tensorio.storage import Storage
 
 __all__ = ["Decoded", "byteswapped"]
@@ -61,6 +64,21 @@ class Decoded:
             found = self._index[record, swap] = self._first + len(self.storages)
             self.storages.append(self._storage(record, swap))
         return found
+
+    def place(self, rows: array[int], numbers: Sequence[int] | None = None) -> None:
+        """Give each row in a record that is not raw a storage; the pickle machine left ``-1 - record`` for one.
+
+        Parameters
+        ----------
+        rows : array of int64
+            Of a `Table`; changed in place.
+        numbers : sequence of int, optional
+            Numbers of the records here, by those that the pickle machine was told.
+        """
+        for at in range(4, len(rows), ROW):  # the storage column; the dtype is four before
+            if rows[at] < 0:
+                record = -1 - rows[at]
+                rows[at] = self.index(record if numbers is None else numbers[record], rows[at - 4])
 
     def lease(self, record: int, dtype: int) -> Any:
         """Return what the pickle machine asks for."""

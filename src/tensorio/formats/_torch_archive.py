@@ -198,10 +198,7 @@ class Pickles:
             except UnsafePickleError as error:
                 refused.append(error)
                 continue
-            numbers = self._known_of(i).numbers
-            for at in range(4, len(loaded.rows), ROW):  # the storage column
-                if loaded.rows[at] < 0:
-                    loaded.rows[at] = decoded.index(numbers[-1 - loaded.rows[at]], loaded.rows[at - 4])
+            decoded.place(loaded.rows, self._known_of(i).numbers)
             objects.append(loaded.obj)
             rows.extend(loaded.rows)
             dims.extend(loaded.dims)

@@ -30,7 +30,7 @@ from tensorio.formats._decoded import Decoded
 from tensorio.formats._stream import located, read_count
 from tensorio.formats._tar import BLOCK, Member, is_tar, members
 from tensorio.pickles import Placed, Records, Rules
-from tensorio.tensors import ROW, Table
+from tensorio.tensors import Table
 from tensorio.values import TorchTag
 
 if TYPE_CHECKING:
@@ -269,9 +269,7 @@ def open(storage: Storage, options: OpenOptions) -> Opened:
     layout = _Layout(storage, options)
     tree, rows, dims, *_ = layout.run(None)
     decoded = layout.decoded()
-    for at in range(4, len(rows), ROW):  # the storage column
-        if rows[at] < 0:
-            rows[at] = decoded.index(-1 - rows[at], rows[at - 4])
+    decoded.place(rows)
     return Opened(
         NAME,
         Table([], rows, dims),

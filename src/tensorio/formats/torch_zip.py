@@ -31,7 +31,7 @@ from tensorio.formats._zip import ZipPlan
 from tensorio.formats._zip_kind import LOCAL_HEADER, OTHER, kind
 from tensorio.pickles import Loaded, Records
 from tensorio.plan import Payloads
-from tensorio.tensors import ROW, Table
+from tensorio.tensors import Table
 
 if TYPE_CHECKING:
     from tensorio.plan import Source
@@ -120,9 +120,7 @@ def open(storage: Storage, options: OpenOptions) -> Opened:
     layout = _Layout(storage, options)
     tree, rows, dims, *_ = layout.run(None)
     decoded = layout.decoded(layout.swapped)
-    for at in range(4, len(rows), ROW):  # the storage column
-        if rows[at] < 0:
-            rows[at] = decoded.index(-1 - rows[at], rows[at - 4])
+    decoded.place(rows)
     return Opened(
         NAME,
         Table([], rows, dims),
