@@ -59,6 +59,7 @@ setup(
         [
             extension("_core", CSRC),
             extension("_arrays", []),
+            extension("_dlpack", []),
             extension("_source", []),
             extension("_unpickler", ["csrc/tensor_ops.c"]),
             extension("_pickler", []),

@@ -20,6 +20,7 @@ RANKS: list[tuple[str, ...]] = [
         "_unpickler",
         "_pickler",
         "_arrays",
+        "_dlpack",
         "_calls",
         "_making",
         "_rebuild",
