@@ -21,6 +21,7 @@ RANKS: list[tuple[str, ...]] = [
         "_pickler",
         "_arrays",
         "_dlpack",
+        "_served",
         "_calls",
         "_making",
         "_rebuild",
