@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 
 from tensorio import HeaderError, LimitError, TensorMismatchError, UnsupportedError
-from tensorio._rebuild_kinds import KINDS
 from tensorio._unpickler import Leaf
 from tensorio.allowlist import ALLOWED
-from tensorio.dtensor import DTensor, Mesh, Partial, Replicate, Shard, StridedShard
-from tensorio.kinds import (
+from tensorio.kinds._base import (
     JaggedTensor,
     MetaTensor,
     NestedTensor,
@@ -26,7 +24,9 @@ from tensorio.kinds import (
     TensorKind,
     described,
 )
-from tensorio.sparse import SparseTensor
+from tensorio.kinds.dtensor import DTensor, Mesh, Partial, Replicate, Shard, StridedShard
+from tensorio.kinds.sparse import SparseTensor
+from tensorio.machine.rebuild_kinds import KINDS
 from tensorio.values import Device, Opaque, Size, TorchDType, TorchTag
 
 Array = np.ndarray[Any, Any]

@@ -2,7 +2,7 @@
 
 Pickles are written by `pickle.dumps`, or by hand where this Python writes them
 otherwise; the oracle is `pickle.loads` of the same bytes. Arguments that no
-Python writes are given to the functions of `tensorio._calls` directly.
+Python writes are given to the functions of `tensorio.machine.calls` directly.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from hypothesis import strategies as st
 import tensorio
 from hexfile import annotated, name, number, numbers, pickled, text, torch_file
 from tensorio import HeaderError, LimitError, Opaque, UnsafePickleError, UnsupportedError
-from tensorio._calls import CALLS, STATES, is_key
 from tensorio.allowlist import ALLOWED
+from tensorio.machine.calls import CALLS, STATES, is_key
 from tensorio.pickles import Unbuilt
 
 utc = datetime.timezone.utc

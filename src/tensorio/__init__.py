@@ -14,7 +14,6 @@ from tensorio.allowing import allow
 from tensorio.checkpoint._checkpoint import Checkpoint
 from tensorio.checkpoint._recover import Loss, Recovery
 from tensorio.checkpoint._verify import Report
-from tensorio.dtensor import DTensor
 from tensorio.errors import (
     ChecksumError,
     FormatError,
@@ -28,10 +27,18 @@ from tensorio.errors import (
     UnsafePickleError,
     UnsupportedError,
 )
-from tensorio.kinds import JaggedTensor, MetaTensor, NestedTensor, QuantizedTensor, SubclassTensor, TensorKind
+from tensorio.kinds import (
+    DTensor,
+    JaggedTensor,
+    MetaTensor,
+    NestedTensor,
+    QuantizedTensor,
+    SparseTensor,
+    SubclassTensor,
+    TensorKind,
+)
 from tensorio.modules import state_dict
 from tensorio.scanning._report import Finding, ScannedFile, ScanReport
-from tensorio.sparse import SparseTensor
 from tensorio.tensors import Chunk, Extent, TensorInfo
 from tensorio.values import Device, Opaque, Size, TorchDType, TorchTag
 

@@ -39,11 +39,11 @@ from tensorio.errors import UnsupportedError
 from tensorio._unpickler import Leaf as _Leaf, _Global
 from tensorio.allowlist import ALLOWED as _ALLOWED
 from tensorio.arraylike import as_numpy as _as_numpy, is_foreign_tensor as _is_foreign_tensor
-from tensorio.kinds import (
+from tensorio.kinds._base import (
     QUANTIZED as _QUANTIZED_TYPES, JaggedTensor as _JaggedTensor, MetaTensor as _MetaTensor,
     NestedTensor as _NestedTensor, QuantizedTensor as _QuantizedTensor, TensorKind as _TensorKind,
 )
-from tensorio.sparse import SparseTensor as _SparseTensor
+from tensorio.kinds.sparse import SparseTensor as _SparseTensor
 from tensorio.values import Device, Opaque, Size, TorchDType, TorchTag
 
 cdef extern from "Python.h":

@@ -39,15 +39,15 @@ from sys import modules as _modules
 
 from tensorio._csrc cimport *
 
-from tensorio._calls import CALLS as _CALLS, STATES as _STATES, TYPES as _TYPES, Redirect as _Redirect
-from tensorio._calls import DICTS as _DICTS, LISTS as _LISTS, is_key as _is_key
-from tensorio._rebuild_kinds import KINDS as _REBUILD_KINDS
 from tensorio.allowlist import ALLOWED as _ALLOWED
 from tensorio.dtypes import BY_NAME as _BY_NAME, DTYPES as _DTYPES
 from tensorio.errors import (
     FormatError, HeaderError, LimitError, TruncatedError, UnsafePickleError, UnsupportedError, escaped,
 )
 from tensorio.kinds import TensorKind as _TensorKind
+from tensorio.machine.calls import CALLS as _CALLS, STATES as _STATES, TYPES as _TYPES, Redirect as _Redirect
+from tensorio.machine.calls import DICTS as _DICTS, LISTS as _LISTS, is_key as _is_key
+from tensorio.machine.rebuild_kinds import KINDS as _REBUILD_KINDS
 from tensorio.pickles import Loaded as _Loaded, Mentioned as _Mentioned, Named as _Named, Rules as _Rules
 from tensorio.pickles import Records as _Records, Unbuilt as _Unbuilt_class
 from tensorio.values import Device, Opaque, Size, TorchDType, TorchTag
@@ -60,7 +60,7 @@ cdef type _TorchTag = TorchTag
 cdef type _Device = Device
 cdef type _Counter = Counter
 cdef type _Unbuilt = _Unbuilt_class
-cdef tuple _SIZED = (list, tuple, dict)  # what the functions of tensorio._calls copy
+cdef tuple _SIZED = (list, tuple, dict)  # what the functions of tensorio.machine.calls copy
 
 cdef extern from "Python.h":
     object PyUnicode_DecodeUTF8(const char *s, Py_ssize_t size, const char *errors)
@@ -106,9 +106,9 @@ cdef enum Kind:
     K_REBUILD_PARAMETER_STATE
     K_REBUILD_QTENSOR
     K_REBUILD_FROM_TYPE
-    K_REBUILD_KIND  # one of tensorio._rebuild_kinds
+    K_REBUILD_KIND  # one of tensorio.machine.rebuild_kinds
     K_ORDERED_DICT
-    K_CALL  # one of tensorio._calls
+    K_CALL  # one of tensorio.machine.calls
     K_LOAD_FROM_BYTES
     K_JOBLIB_ARRAY
     K_NP_RECONSTRUCT
@@ -1119,14 +1119,14 @@ cdef str _kind_of(object o):
 
 
 cdef object _lazy_bits(object plain, bint conj, bint neg):
-    from tensorio import _rebuild
-    return _rebuild.lazy_bits(plain, conj, neg)
+    from tensorio.machine import rebuild
+    return rebuild.lazy_bits(plain, conj, neg)
 
 
 cdef object _rebuild_module():
     """The rare kinds need NumPy, which most pickles of tensors do not."""
-    from tensorio import _rebuild
-    return _rebuild
+    from tensorio.machine import rebuild
+    return rebuild
 
 
 def loads(pickle, records=None, *, list leases=None, decode=None, set wanted=None, rules=_Rules(),

@@ -34,8 +34,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 
-from tensorio._making import Getattr, Scope, Zone, appender, call, make, name_of, reconstruct, set_state, setter
 from tensorio.allowlist import ALLOWED
+from tensorio.machine.making import Getattr, Scope, Zone, appender, call, make, name_of, reconstruct, set_state, setter
 
 __all__ = ["allow", "appender", "call", "current", "make", "reconstruct", "set_state", "setter", "table"]
 

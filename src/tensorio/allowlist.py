@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tensorio._script_calls import SCRIPT_NAMES, SCRIPT_STORAGES
 from tensorio.dtypes import BY_NAME
+from tensorio.machine.script_calls import SCRIPT_NAMES, SCRIPT_STORAGES
 
 __all__ = ["ALLOWED", "Entry"]
 
@@ -127,7 +127,7 @@ _NAMED_RESULTS = (
 
 
 def _plain_values() -> dict[tuple[str, str], Entry]:
-    """Values of the standard library and tuples of torch; what each makes is in `tensorio._stdlib`."""
+    """Values of the standard library and tuples of torch; what each makes is in `tensorio.machine.stdlib`."""
     table: dict[tuple[str, str], Entry] = {}
     for name in ("bool", "int", "float", "str", "list", "tuple", "dict"):
         table["builtins", name] = Entry(name, why="a tag, or a copy of one plain value")

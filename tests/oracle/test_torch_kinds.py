@@ -24,7 +24,6 @@ torch = pytest.importorskip("torch", reason="torch is the oracle")
 
 import tensorio  # noqa: E402
 from _trees import assert_same_file, bits, record, saved, saved_by_torch  # noqa: E402
-from tensorio.dtensor import Mesh, Partial, Replicate, Shard, StridedShard  # noqa: E402
 from tensorio.kinds import (  # noqa: E402
     JaggedTensor,
     MetaTensor,
@@ -33,7 +32,8 @@ from tensorio.kinds import (  # noqa: E402
     SubclassTensor,
     TensorKind,
 )
-from tensorio.sparse import SparseTensor  # noqa: E402
+from tensorio.kinds.dtensor import Mesh, Partial, Replicate, Shard, StridedShard  # noqa: E402
+from tensorio.kinds.sparse import SparseTensor  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 Make = Callable[[Any], Any]
@@ -541,7 +541,7 @@ def test_parts_that_do_not_fit_are_not_written(kind: TensorKind) -> None:
 
 
 def test_pieces_and_subclasses_are_not_written() -> None:
-    from tensorio.dtensor import DTensor
+    from tensorio.kinds.dtensor import DTensor
 
     piece = DTensor(np.zeros(2), (4,), "float64", (Shard(0),), Mesh("cpu", (2,)))
     for kind in (piece, SubclassTensor(np.zeros(2), "some.module", "Class")):

@@ -177,7 +177,7 @@ class Checkpoint(Mapping[str, "Array"]):
         return _arrays
 
     def _computed(self, array: Array, flags: int) -> Array:
-        from tensorio._rebuild import lazy_bits
+        from tensorio.machine.rebuild import lazy_bits
 
         return lazy_bits(array, bool(flags & CONJ), bool(flags & NEG))  # type: ignore[no-any-return]
 

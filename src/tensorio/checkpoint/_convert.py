@@ -105,7 +105,7 @@ def _extent(storage: Storage, offset: int, nbytes: int) -> Source:
 
 def _gathered(checkpoint: Checkpoint, info: TensorInfo) -> Iterator[memoryview]:
     """Elements of a strided view in C order; conjugation and negation are done a piece at a time, too."""
-    from tensorio._rebuild import lazy_bits
+    from tensorio.machine.rebuild import lazy_bits
 
     table = checkpoint._table
     plain = checkpoint._plain(table, table.row_of(info.fqn))

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from tensorio import _scalars
-from tensorio._making import reconstruct
-from tensorio._scalars import KEYS, types_are
 from tensorio.errors import HeaderError, LimitError, escaped
+from tensorio.machine import scalars
+from tensorio.machine.making import reconstruct
+from tensorio.machine.scalars import KEYS, types_are
 from tensorio.pickles import Unbuilt
 from tensorio.values import Opaque
 
@@ -234,7 +234,7 @@ STATES: dict[type | str, Callable[[Any, Any, Check], Any]] = {
 
 # By `tensorio.allowlist.Entry.kind`.
 CALLS: dict[str, Callable[[Args, Check], Any]] = {
-    **_scalars.CALLS,
+    **scalars.CALLS,
     "defaultdict": make_defaultdict,
     "deque": make_deque,
     "fields": make_fields,

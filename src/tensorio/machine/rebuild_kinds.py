@@ -13,10 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from tensorio._rebuild_dtensor import dtensor
-from tensorio._script_calls import sparse_arguments
 from tensorio.errors import HeaderError, LimitError, UnsupportedError, escaped
-from tensorio.kinds import (
+from tensorio.kinds._base import (
     QUANTIZED,
     JaggedTensor,
     MetaTensor,
@@ -25,7 +23,9 @@ from tensorio.kinds import (
     SubclassTensor,
     TensorKind,
 )
-from tensorio.sparse import SparseTensor
+from tensorio.kinds.sparse import SparseTensor
+from tensorio.machine.rebuild_dtensor import dtensor
+from tensorio.machine.script_calls import sparse_arguments
 from tensorio.values import Device, Opaque, TorchDType, TorchTag
 
 __all__ = ["KINDS", "Facts"]
@@ -192,7 +192,7 @@ def nested(args: Args, facts: Facts) -> NestedTensor:
     made.check(facts.describe)
     numpy = sys.modules.get("numpy")
     if numpy is not None and all(type(part) is numpy.ndarray for part in made.parts().values()):
-        from tensorio import _dense
+        from tensorio.kinds import _dense
 
         _dense.prove_inside(made)  # at once, as long as nobody asked for headers only: they are a header of sorts
     return made

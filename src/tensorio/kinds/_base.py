@@ -7,8 +7,8 @@ of each other is proven by `check` when a file is read, and again before an
 array is computed from them.
 
 What each holds is what torch saves of it: see the rebuild functions of
-``torch/_utils.py``, release 2.13. Sparse tensors are in `tensorio.sparse`, one
-process's piece of a tensor in `tensorio.dtensor`.
+``torch/_utils.py``, release 2.13. Sparse tensors are in `tensorio.kinds.sparse`, one
+process's piece of a tensor in `tensorio.kinds.dtensor`.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class QuantizedTensor(TensorKind):
         HeaderError
             Parts that do not fit each other.
         """
-        from tensorio import _dense
+        from tensorio.kinds import _dense
 
         self.check()
         return _dense.dequantized(self)
@@ -252,7 +252,7 @@ class NestedTensor(TensorKind):
         HeaderError
             A tensor that leaves the buffer, parts that do not fit each other.
         """
-        from tensorio import _dense
+        from tensorio.kinds import _dense
 
         self.check()
         return _dense.unbound(self)
@@ -322,7 +322,7 @@ class JaggedTensor(TensorKind):
         HeaderError
             Offsets outside the values, parts that do not fit each other.
         """
-        from tensorio import _dense
+        from tensorio.kinds import _dense
 
         self.check()
         return _dense.split(self)

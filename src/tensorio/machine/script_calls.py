@@ -1,7 +1,8 @@
 """What the functions of ``torch.jit._pickle`` stand for: TorchScript writes them around lists and dicts.
 
 They restore static types, of which plain data has none: each returns what it was given. Called by the compiled pickle
-machine with arguments that come from the file, like those of `tensorio._calls`. Source: ``torch/jit/_pickle.py``.
+machine with arguments that come from the file, like those of `tensorio.machine.calls`.
+Source: ``torch/jit/_pickle.py``.
 """
 
 from __future__ import annotations

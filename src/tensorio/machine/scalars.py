@@ -1,4 +1,4 @@
-"""Numbers, dates and ranges of the standard library that pickles hold; see `tensorio._stdlib`."""
+"""Numbers, dates and ranges of the standard library that pickles hold; see `tensorio.machine.stdlib`."""
 
 from __future__ import annotations
 

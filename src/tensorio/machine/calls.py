@@ -10,11 +10,11 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
-from tensorio import _stdlib
-from tensorio._scalars import is_key
-from tensorio._script_calls import SCRIPT_CALLS
-from tensorio._stdlib import STATES, TYPES, Redirect
 from tensorio.errors import HeaderError
+from tensorio.machine import stdlib
+from tensorio.machine.scalars import is_key
+from tensorio.machine.script_calls import SCRIPT_CALLS
+from tensorio.machine.stdlib import STATES, TYPES, Redirect
 from tensorio.values import Device, Size
 
 __all__ = ["CALLS", "DICTS", "LISTS", "STATES", "TYPES", "Redirect", "is_key"]
@@ -126,7 +126,7 @@ DICTS = (OrderedDict, Counter, defaultdict)
 
 # By `tensorio.allowlist.Entry.kind`.
 CALLS: dict[str, Callable[[Args, Check], Any]] = {
-    **_stdlib.CALLS,
+    **stdlib.CALLS,
     **SCRIPT_CALLS,
     "bytearray": make_bytearray,
     "bytes": make_bytes,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tensorio.kinds import Shape, Tensor, TensorKind
+from tensorio.kinds._base import Shape, Tensor, TensorKind
 
 __all__ = ["DTensor", "Mesh", "Partial", "Replicate", "Shard", "StridedShard"]
 

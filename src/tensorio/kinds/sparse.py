@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tensorio.errors import HeaderError, UnsupportedError, escaped
-from tensorio.kinds import INDEX_DTYPES, Describe, Shape, Tensor, TensorKind, described, product, same
+from tensorio.kinds._base import INDEX_DTYPES, Describe, Shape, Tensor, TensorKind, described, product, same
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,7 +72,7 @@ class SparseTensor(TensorKind):
             A shape that no array can have.
         MemoryError
         """
-        from tensorio import _dense
+        from tensorio.kinds import _dense
 
         self.check()
         return _dense.compressed(self) if self.layout != "coo" else _dense.coo(self)

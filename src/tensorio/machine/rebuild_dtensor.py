@@ -1,4 +1,4 @@
-"""From what torch saves of a DTensor to `tensorio.dtensor.DTensor`.
+"""From what torch saves of a DTensor to `tensorio.kinds.dtensor.DTensor`.
 
 Its specification comes as inert objects: a ``DTensorSpec`` with a
 ``DeviceMesh`` and placements, whose attributes have changed names from release
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
-from tensorio.dtensor import DTensor, Mesh, Partial, Replicate, Shard, StridedShard
 from tensorio.kinds import MetaTensor, TensorKind
-from tensorio.kinds import product as numel
+from tensorio.kinds._base import product as numel
+from tensorio.kinds.dtensor import DTensor, Mesh, Partial, Replicate, Shard, StridedShard
 from tensorio.values import Opaque
 
 __all__ = ["dtensor"]
@@ -48,7 +48,7 @@ def dtensor(made: object, state: object, facts: Any) -> DTensor | None:
     state : object
         Its attributes: ``_local_tensor`` and ``_spec``.
     facts : Facts
-        See `tensorio._rebuild_kinds`.
+        See `tensorio.machine.rebuild_kinds`.
     """
     words = attributes(state)
     local, spec = words.get("_local_tensor"), attributes(words.get("_spec"))

@@ -13,8 +13,8 @@ import numpy as np
 
 from tensorio.dtypes import numpy_dtype
 from tensorio.errors import HeaderError, LimitError, UnsupportedError
-from tensorio.kinds import QUANTIZED, JaggedTensor, NestedTensor, QuantizedTensor, product
-from tensorio.sparse import SparseTensor
+from tensorio.kinds._base import QUANTIZED, JaggedTensor, NestedTensor, QuantizedTensor, product
+from tensorio.kinds.sparse import SparseTensor
 
 __all__ = ["compressed", "coo", "dequantized", "prove_inside", "split", "unbound"]
 
