@@ -1,0 +1,15 @@
+"""What `torch.load` and `torch.save` do, over mappings: tensors alias the file, their pages are shared.
+
+Needs torch (extra ``torch``); ``import tensorio`` does not.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch as _torch  # noqa: F401  # said here, once, instead of by whatever module is first to miss it
+except ImportError as error:
+    if error.name != "torch":
+        raise
+    raise ImportError("tensorio.torch needs torch: pip install 'tensorio[torch]'", name="torch") from None
+
+__all__: list[str] = []
