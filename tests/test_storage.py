@@ -23,7 +23,7 @@ import pytest
 import cases
 import hexfile
 import tensorio
-from tensorio import formats, storage
+from tensorio import disks, formats, reading
 from tensorio.opening import open_storage
 from tensorio.storage import FileStorage, LazyStorage, MemoryStorage, arena
 
@@ -295,7 +295,7 @@ def test_old_views_keep_the_old_file_when_it_is_replaced(path: Path) -> None:
 
 def test_file_truncated_while_it_is_read_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process cuts the file between the header and the payload."""
-    real = storage._pread
+    real = reading._pread
     cut: list[int] = []
 
     def pread(fd: int, offset: int, out: memoryview) -> int:
@@ -304,7 +304,7 @@ def test_file_truncated_while_it_is_read_is_an_error(path: Path, monkeypatch: py
             os.truncate(path, len(CASE.data) - 10)
         return real(fd, offset, out)
 
-    monkeypatch.setattr(storage, "_pread", pread)
+    monkeypatch.setattr(reading, "_pread", pread)
     with pytest.raises(tensorio.TruncatedError, match="too early") as caught:
         tensorio.load(path, mmap=False)
     assert caught.value.path == str(path)
@@ -335,8 +335,8 @@ def test_file_written_to_while_it_is_opened_is_an_error(
 
 
 def test_short_reads_are_continued(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = storage._pread
-    monkeypatch.setattr(storage, "_pread", lambda fd, offset, out: real(fd, offset, out[: max(1, len(out) // 3)]))
+    real = reading._pread
+    monkeypatch.setattr(reading, "_pread", lambda fd, offset, out: real(fd, offset, out[: max(1, len(out) // 3)]))
     check(tensorio.load(path, mmap=False))
 
 
@@ -344,7 +344,7 @@ def test_read_error_passes_with_its_number(path: Path, monkeypatch: pytest.Monke
     def pread(fd: int, offset: int, out: memoryview) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(storage, "_pread", pread)
+    monkeypatch.setattr(reading, "_pread", pread)
     with pytest.raises(OSError) as caught:
         tensorio.load(path, mmap=False)
     assert caught.value.errno == errno.EIO
@@ -353,7 +353,7 @@ def test_read_error_passes_with_its_number(path: Path, monkeypatch: pytest.Monke
 def test_file_larger_than_memory_is_refused_up_front(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     big = cases.safetensors_bytes({"x": np.ones(1 << 20, "f4")})
     path.write_bytes(big)
-    monkeypatch.setattr(storage, "_available_memory", lambda: 1 << 20)
+    monkeypatch.setattr(disks, "available_memory", lambda: 1 << 20)
     with pytest.raises(OSError, match="mmap=True") as caught:
         tensorio.load(path, mmap=False)
     assert (caught.value.errno, caught.value.filename) == (errno.ENOMEM, str(path))
@@ -398,7 +398,7 @@ def test_arena_is_zeroed_writable_and_of_the_size_asked_for(nbytes: int) -> None
 
 
 def test_read_all_of_many_pieces_equals_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "READ_PIECE", 1000)
+    monkeypatch.setattr(reading, "READ_PIECE", 1000)
     data = np.random.default_rng(0).bytes(12_345)
     (tmp_path / "x").write_bytes(data)
     seen: list[tuple[int, int]] = []
