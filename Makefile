@@ -4,8 +4,8 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 CC_STRICT = -std=c11 -O2 -Wall -Wextra -Wconversion -Wshadow -Werror
 C_TESTS = $(basename $(notdir $(wildcard tests/c/test_*.c)))
-C_STYLED = $(filter-out csrc/crc32_tables.h,$(wildcard csrc/*.[ch] tests/c/*.[ch] fuzz/*.[ch]))
-SOURCES = $(wildcard csrc/*.[ch] src/tensorio/*.pyx src/tensorio/*.px[di]) setup.py pyproject.toml
+C_STYLED = $(filter-out csrc/crc32_tables.h,$(wildcard csrc/*.[ch] csrc/host/*.[ch] tests/c/*.[ch] fuzz/*.[ch]))
+SOURCES = $(wildcard csrc/*.[ch] csrc/host/*.[ch] src/tensorio/*.pyx src/tensorio/*.px[di]) setup.py pyproject.toml
 PYTEST = $(BIN)/python -m pytest
 
 .PHONY: all test hostile-long golden demo bench lint type ccheck ctest ctest-arm coverage fuzz fuzz-long asan tsan pythons \
@@ -75,13 +75,13 @@ format: $(VENV)/.lint
 
 type: $(VENV)/.type
 	$(BIN)/mypy
-	$(BIN)/python -m mypy.stubtest tensorio._core tensorio._arrays tensorio._dlpack tensorio._source tensorio._unpickler tensorio._pickler
+	$(BIN)/python -m mypy.stubtest tensorio._core tensorio._arrays tensorio._dlpack tensorio._host tensorio._source tensorio._unpickler tensorio._pickler
 
 # The C core by itself, with every compiler there is.
 ccheck:
 	for cc in gcc clang; do \
 		command -v $$cc >/dev/null || { echo "no $$cc here"; continue; }; \
-		for f in csrc/*.c; do $$cc $(CC_STRICT) -Icsrc -c $$f -o /dev/null || exit 1; done; \
+		for f in csrc/*.c csrc/host/*.c; do $$cc $(CC_STRICT) -Icsrc -c $$f -o /dev/null || exit 1; done; \
 	done
 
 # The C tests under sanitizers, and for 64-bit ARM under emulation.

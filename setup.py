@@ -61,6 +61,7 @@ setup(
             extension("_arrays", []),
             extension("_dlpack", []),
             extension("_source", []),
+            extension("_host", sorted(glob("csrc/host/*.c"))),
             extension("_unpickler", ["csrc/tensor_ops.c"]),
             extension("_pickler", []),
         ],

@@ -21,6 +21,7 @@ RANKS: list[tuple[str, ...]] = [
         "_pickler",
         "_arrays",
         "_dlpack",
+        "_host",
         "_served",
         "dtypes",
         "allowing",
@@ -32,7 +33,7 @@ RANKS: list[tuple[str, ...]] = [
         "machine",
         "arraylike",
     ),
-    ("storage", "reading", "disks", "ranges", "opening", "output"),
+    ("storage", "reading", "paging", "disks", "memory", "ranges", "opening", "output"),
     ("tensors", "modules", "tree", "plan"),
     ("formats",),
     ("checkpoint", "scanning"),
@@ -116,7 +117,7 @@ def test_only_storage_maps_files_and_opening_opens_them() -> None:
     """The door to a file's bytes."""
     for path in modules():
         if (
-            part(path) in ("storage", "reading", "disks", "opening", "output", "cli", "__main__")
+            part(path) in ("storage", "reading", "paging", "disks", "memory", "opening", "output", "cli", "__main__")
             or path.suffix == ".pyx"
         ):
             continue
