@@ -23,7 +23,7 @@ import pytest
 import cases
 import hexfile
 import tensorio
-from tensorio import disks, formats, reading
+from tensorio import formats, memory, reading
 from tensorio.opening import open_storage
 from tensorio.storage import FileStorage, LazyStorage, MemoryStorage, arena
 
@@ -353,7 +353,7 @@ def test_read_error_passes_with_its_number(path: Path, monkeypatch: pytest.Monke
 def test_file_larger_than_memory_is_refused_up_front(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     big = cases.safetensors_bytes({"x": np.ones(1 << 20, "f4")})
     path.write_bytes(big)
-    monkeypatch.setattr(disks, "available_memory", lambda: 1 << 20)
+    monkeypatch.setattr(memory, "available", lambda: 1 << 20)
     with pytest.raises(OSError, match="mmap=True") as caught:
         tensorio.load(path, mmap=False)
     assert (caught.value.errno, caught.value.filename) == (errno.ENOMEM, str(path))

@@ -56,6 +56,19 @@ class RangeStorage(Storage):
     def stream(self, offset: int, nbytes: int) -> Iterator[memoryview]:
         return self.whole.stream(self.offset + offset, nbytes)
 
+    @property
+    def ahead(self) -> bool:  # type: ignore[override]
+        return self.whole.ahead
+
+    def read_ahead(self, offset: int, nbytes: int) -> None:
+        self.whole.read_ahead(self.offset + offset, nbytes)
+
+    def bring(self, offset: int, nbytes: int) -> Iterator[int]:
+        return self.whole.bring(self.offset + offset, nbytes)
+
+    def release(self, offset: int, nbytes: int) -> None:
+        self.whole.release(self.offset + offset, nbytes)
+
     @contextlib.contextmanager
     def scattered(self) -> Iterator[None]:
         with self.whole.scattered():

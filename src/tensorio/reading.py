@@ -1,4 +1,4 @@
-"""Memory to read into, and reading a file into it with all cores."""
+"""Memory to read into, and reading a file into it, or into the page cache, by large reads of several threads."""
 
 from __future__ import annotations
 
@@ -7,24 +7,31 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
-from tensorio import _core, disks
+from tensorio import _core, _host, memory
 from tensorio.errors import TruncatedError
 
 if TYPE_CHECKING:
     Progress = Callable[[int, int], object]
+    Cached = Callable[[int, int], int]
 
-__all__ = ["NORESERVE", "arena", "read_into"]
+__all__ = ["NORESERVE", "arena", "in_threads", "pread_full", "read_ahead", "read_into"]
 
 # Bytes per pread: large enough that the call is free, small enough to share work.
 READ_PIECE = 8 << 20
 HUGE_PAGE = 2 << 20
 MAX_READERS = 16
+# Threads that wait for a disk or a server, whatever the number of cores (measured: bench/bench_cold.py).
+WAITING_READERS = 8
+# A file that is smaller may as well stay in the page cache.
+DIRECT_FROM = 64 << 20
+PAGE = mmap.PAGESIZE
 # Not in the mmap module before 3.13; the number is the kernel's on Linux.
 NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000) if os.name == "posix" and hasattr(os, "SEEK_HOLE") else 0
+
+Job = TypeVar("Job")
 
 
 def arena(nbytes: int, touched: int | None = None, name: str | None = None) -> memoryview:
@@ -41,7 +48,7 @@ def arena(nbytes: int, touched: int | None = None, name: str | None = None) -> m
         The file it is for, for the message.
     """
     need = nbytes if touched is None else touched
-    if need > HUGE_PAGE and need > (available := disks.available_memory()):
+    if need > HUGE_PAGE and need > (available := memory.available()):
         raise OSError(
             errno.ENOMEM,
             f"reading needs {need} bytes of memory and {available} are available; open it with mmap=True",
@@ -53,36 +60,155 @@ def arena(nbytes: int, touched: int | None = None, name: str | None = None) -> m
         return memoryview(mmap.mmap(-1, max(nbytes, 1)))[:nbytes]
     block = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without transparent huge pages: small ones do, at some cost
-            block.madvise(mmap.MADV_HUGEPAGE)
+        _host.advise(block, mmap.MADV_HUGEPAGE)  # a kernel without them: small pages do, at some cost
     skip = -_core.address(block) % HUGE_PAGE
     return memoryview(block)[skip : skip + nbytes]
 
 
-def read_into(fd: int, start: int, out: memoryview, progress: Progress | None = None) -> None:
-    """Fill `out` from the file at `start`, with as many threads as there are cores."""
-    spans = [(at, min(READ_PIECE, end - at)) for begin, end in _data_spans(fd, start, len(out))
-             for at in range(begin, end, READ_PIECE)]  # fmt: skip
+def in_threads(work: Callable[[Job], object], jobs: Sequence[Job], threads: int) -> None:
+    """Call `work` with each of the jobs, in order, from this thread and others; the first error ends it."""
+    queue, lock = iter(jobs), threading.Lock()
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            while not failed:
+                with lock:
+                    job = next(queue)
+                work(job)
+        except StopIteration:
+            pass
+        except BaseException as error:
+            failed.append(error)
+
+    others = [threading.Thread(target=run, daemon=True) for _ in range(min(threads, len(jobs)) - 1)]
+    try:
+        with contextlib.suppress(RuntimeError):  # no more threads to be had: those that started do, or this one alone
+            for thread in others:
+                thread.start()
+        run()
+        for thread in others:
+            if thread.ident is not None:
+                thread.join()
+    except BaseException as error:  # Ctrl-C, while waiting
+        failed.append(error)
+    if failed:
+        raise failed[0]
+
+
+def read_into(
+    fd: int, start: int, out: memoryview, progress: Progress | None = None, cached: Cached | None = None
+) -> None:
+    """Fill `out` from the file at `start` by large reads in parallel; holes of the file are not read.
+
+    Parameters
+    ----------
+    fd : int
+    start : int
+        In bytes, of the first one in the file.
+    out : memoryview
+        As long as what is to be read; zeroes where the file has holes.
+    progress : callable, optional
+        Called as ``progress(done, total)`` in bytes, never by two threads at once.
+    cached : callable, optional
+        Says how many bytes of a range (offset from `start`, bytes) are in the page cache. If given, what is not is
+        read past the cache, if the file is large and the system can do it: a disk's speed for a sixth of the CPU time.
+    """
+    spans = _pieces(_data_spans(fd, start, len(out)))
     total = sum(n for _, n in spans)
     done = 0
     lock = threading.Lock()
+    with _Direct(fd, start, out, cached if total >= DIRECT_FROM else None) as direct:
+
+        def read(span: tuple[int, int]) -> None:
+            nonlocal done
+            at, n = span
+            skip = direct.read(at, n)
+            pread_full(fd, start + at + skip, out[at + skip : at + n])
+            if progress is not None:
+                with lock:
+                    done += n
+                    progress(done, total)
+
+        in_threads(read, spans, WAITING_READERS if direct.waits else readers())
+
+
+def readers() -> int:
+    """Threads for work that keeps a core busy."""
+    return min(MAX_READERS, os.cpu_count() or 1)
+
+
+def _pieces(spans: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Offset and bytes of each read."""
+    return [(at, min(READ_PIECE, end - at)) for begin, end in spans for at in range(begin, end, READ_PIECE)]
+
+
+class _Direct:
+    """Reads past the page cache (O_DIRECT) of what is not in it; falls back at the first sign of trouble.
+
+    Attributes
+    ----------
+    waits : bool
+        Whether most of the file is read so, that is, by threads that wait and do not work.
+    """
+
+    def __init__(self, fd: int, start: int, out: memoryview, cached: Cached | None) -> None:
+        self._fd = -1
+        self._start, self._out, self._cached = start, out, cached
+        self.waits = False
+        if cached is None or not hasattr(os, "O_DIRECT") or not 0 <= cached(0, len(out)) < len(out) // 2:
+            return
+        self._memory, self._step = _host.direct_alignment(fd) or (PAGE, PAGE)
+        if not self._step or start % self._step or _core.address(out) % self._memory:
+            return
+        with contextlib.suppress(OSError):
+            # The same file, whatever has become of its name; the flag of the descriptor itself is not ours to change.
+            self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+            self.waits = True
+
+    def read(self, at: int, nbytes: int) -> int:
+        """Read from the beginning of a range; return how many bytes, 0 if it is to be read otherwise."""
+        whole = nbytes // self._step * self._step if self._fd >= 0 else 0
+        if not whole or self._cached is None or self._cached(at, nbytes) > nbytes // 2:
+            return 0
+        try:
+            return os.preadv(self._fd, [self._out[at : at + whole]], self._start + at)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.EIO):
+                raise
+            return 0  # read through the cache, what is wrong with the disk will be said again
+
+    def __enter__(self) -> _Direct:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def read_ahead(fd: int, spans: Sequence[tuple[int, int]], progress: Callable[[int], object] | None = None) -> None:
+    """Have parts of a file brought into the page cache by large reads.
+
+    Parameters
+    ----------
+    fd : int
+    spans : sequence of (int, int)
+        Offset in the file, and bytes.
+    progress : callable, optional
+        Called with the bytes of each read that is done, by several threads; may raise to end it.
+    """
+    here = threading.local()
 
     def read(span: tuple[int, int]) -> None:
-        nonlocal done
-        at, n = span
-        _pread_full(fd, start + at, out[at : at + n])
+        if not hasattr(here, "scratch"):
+            here.scratch = memoryview(mmap.mmap(-1, READ_PIECE))
+        offset, nbytes = span
+        pread_full(fd, offset, here.scratch[:nbytes])
         if progress is not None:
-            with lock:
-                done += n
-                progress(done, total)
+            progress(nbytes)
 
-    if len(spans) <= 1:
-        for span in spans:
-            read(span)
-        return
-    with ThreadPoolExecutor(min(MAX_READERS, os.cpu_count() or 1, len(spans))) as pool:
-        for _ in pool.map(read, spans):
-            pass
+    in_threads(read, _pieces((at, at + n) for at, n in spans), WAITING_READERS)
 
 
 def _data_spans(fd: int, start: int, nbytes: int) -> Iterator[tuple[int, int]]:
@@ -105,7 +231,8 @@ def _data_spans(fd: int, start: int, nbytes: int) -> Iterator[tuple[int, int]]:
         at = hole
 
 
-def _pread_full(fd: int, offset: int, out: memoryview) -> None:
+def pread_full(fd: int, offset: int, out: memoryview) -> None:
+    """Fill `out` from the file at `offset`, or raise `TruncatedError`."""
     done = 0
     while done < len(out):
         n = _pread(fd, offset + done, out[done:])

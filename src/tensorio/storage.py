@@ -13,9 +13,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from tensorio import _core
+from tensorio import _core, _host, paging
+from tensorio.disks import Disk, disk_of
 from tensorio.errors import FormatError, TruncatedError
-from tensorio.reading import NORESERVE, arena, read_into
+from tensorio.reading import HUGE_PAGE, NORESERVE, READ_PIECE, arena, read_ahead, read_into
 
 if TYPE_CHECKING:
     from tensorio._arrays import Lease
@@ -62,12 +63,15 @@ class Storage:
         Whether its pages are those of a file and can be let go and come back.
     used : int or None
         First byte behind what a format read, if more of its kind may follow; None: all bytes are one file.
+    ahead : bool
+        Whether bytes are to be asked for by `read_ahead` before they are looked at, since a page fault is dear.
     """
 
     nbytes: int = 0
     writable: bool = False
     mapped: bool = False
     used: int | None = None
+    ahead: bool = False
 
     def __init__(self) -> None:
         self._lease: Lease | None = None
@@ -90,6 +94,16 @@ class Storage:
     def stream(self, offset: int, nbytes: int) -> Iterator[memoryview]:
         """Yield a range in pieces, for a reader that comes by once: memory stays flat where the bytes are mapped."""
         yield self.view()[offset : offset + nbytes]
+
+    def read_ahead(self, offset: int, nbytes: int) -> None:
+        """Bring a range into the page cache by large reads, unless it was before; returns when it is there."""
+
+    def bring(self, offset: int, nbytes: int) -> Iterator[int]:
+        """Bring a range into memory, a step at a time; yields the bytes of each step."""
+        yield nbytes
+
+    def release(self, offset: int, nbytes: int) -> None:
+        """Unmap the pages of a range that was read; they come back from the page cache if touched again."""
 
     @contextlib.contextmanager
     def scattered(self) -> Iterator[None]:
@@ -148,6 +162,10 @@ class LazyStorage(Storage):
                 self._data = data
             return self._data
 
+    def bring(self, offset: int, nbytes: int) -> Iterator[int]:
+        self.view()
+        yield nbytes
+
     def stream(self, offset: int, nbytes: int) -> Iterator[memoryview]:
         yield self.view()[offset : offset + nbytes]
         if self._lease is None:
@@ -156,6 +174,20 @@ class LazyStorage(Storage):
     def close(self) -> None:
         super().close()
         self._data = None
+
+
+class Mapping(mmap.mmap):
+    """A mapping of a whole file that the guard knows of for as long as it lives; see `tensorio.guard`."""
+
+    slot = -1
+
+    def close(self) -> None:
+        super().close()  # or an error, if views are alive
+        _host.guard_remove(self.slot)
+        self.slot = -1
+
+    def __del__(self) -> None:
+        _host.guard_remove(self.slot)
 
 
 class FileStorage(Storage):
@@ -180,7 +212,9 @@ class FileStorage(Storage):
         self._start = start
         self._fd = fd
         self._view: memoryview | None = None
-        self._map: mmap.mmap | None = None
+        self._map: Mapping | None = None
+        self._huge = False
+        self._fetched = bytearray()
         try:
             self.identity = Identity.of(fd)
             if start > self.identity.size:
@@ -201,15 +235,17 @@ class FileStorage(Storage):
                 raise
             self.read_all()
 
-    def _mapped(self) -> mmap.mmap:
+    def _mapped(self) -> Mapping:
         size = self.identity.size
         if os.name != "posix":
-            return mmap.mmap(self._fd, size, access=mmap.ACCESS_COPY if self.writable else mmap.ACCESS_READ)
+            return Mapping(self._fd, size, access=mmap.ACCESS_COPY if self.writable else mmap.ACCESS_READ)
         if self.writable:
             flags, prot = mmap.MAP_PRIVATE | NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
         else:
             flags, prot = mmap.MAP_SHARED, mmap.PROT_READ
-        return mmap.mmap(self._fd, size, flags=flags, prot=prot)
+        mapping = Mapping(self._fd, size, flags=flags, prot=prot)
+        mapping.slot = _host.guard_add(mapping, os.fsencode(self.name))
+        return mapping
 
     @property
     def mapped(self) -> bool:  # type: ignore[override]
@@ -228,16 +264,33 @@ class FileStorage(Storage):
         """Return the descriptor and the offset in it of this storage's first byte."""
         return self._fd, self._start
 
+    @property
+    def disk(self) -> Disk:
+        """The filesystem that the file is on."""
+        return disk_of(self.identity.device, self._fd)
+
+    def lease(self) -> Lease:
+        if not self._huge and self._map is not None and self.identity.size >= HUGE_PAGE:
+            # Only once the headers are read: each of those would have cost two huge pages.
+            self._huge = True
+            paging.advise(self._map, "MADV_HUGEPAGE")
+        return super().lease()
+
     @contextlib.contextmanager
     def scattered(self) -> Iterator[None]:
-        if self._map is None or not hasattr(mmap, "MADV_RANDOM"):
+        if self._map is None:
             yield
             return
-        self._map.madvise(mmap.MADV_RANDOM)
+        mapping = self._map
+        paging.advise(mapping, "MADV_RANDOM")
+        if self._huge:  # or the system reads two huge pages around each byte, random or not
+            paging.advise(mapping, "MADV_NOHUGEPAGE")
         try:
             yield
         finally:
-            self._map.madvise(mmap.MADV_NORMAL)
+            paging.advise(mapping, "MADV_NORMAL")
+            if self._huge:
+                paging.advise(mapping, "MADV_HUGEPAGE")
 
     def check_unchanged(self) -> None:
         """Raise if the file was written to or resized since it was opened."""
@@ -249,16 +302,84 @@ class FileStorage(Storage):
             )
 
     def read_all(self, progress: Progress | None = None) -> None:
-        """Replace the mapping by a copy in huge pages, read by all cores; holes are not read."""
+        """Replace the mapping by a copy in huge pages, by large reads in parallel; holes are not read.
+
+        What is not in the page cache is read past it, from disks where that is quicker.
+        """
         data = arena(self.nbytes, self._bytes_on_disk(), self.name)
-        read_into(self._fd, self._start, data, progress)
+        read_into(self._fd, self._start, data, progress, self._cached if self.disk.direct else None)
         self._unmap()
         self._view = data
+
+    def _cached(self, offset: int, nbytes: int) -> int:
+        """Bytes of a range that are in the page cache; those of all of it if nothing tells."""
+        found = _host.cached(self._fd, self._start + offset, nbytes)
+        if found < 0 and self._map is not None:
+            found = _host.resident(self.view()[offset : offset + nbytes])
+        return nbytes if found < 0 else found
+
+    def cached(self) -> int:
+        """Bytes of the file that are in the page cache, as far as the system tells (all of them if it does not)."""
+        return self._cached(0, self.nbytes)
 
     def prefetch(self, offset: int, nbytes: int) -> None:
         """Ask the system to read a range ahead of use; a hint, without effect where there is none."""
         if hasattr(mmap, "MADV_WILLNEED"):
             self._advise(mmap.MADV_WILLNEED, offset, nbytes)
+
+    def bring(self, offset: int, nbytes: int) -> Iterator[int]:
+        if self._map is None:
+            yield nbytes
+        elif self.ahead or self.disk.far:
+            for at in range(offset, offset + nbytes, paging.STEP):
+                step = min(paging.STEP, offset + nbytes - at)
+                self._fetch(at, step)
+                yield step
+        else:
+            self.lease()
+            yield from paging.populate(self.view()[offset : offset + nbytes], self.check_unchanged)
+
+    def populate(self, offset: int, nbytes: int, *, progress: Progress | None = None,
+                 cancelled: Callable[[], bool] | None = None) -> None:  # fmt: skip
+        """Bring a range into memory and map its pages, in steps of 32 MiB, with Python's lock released.
+
+        Parameters
+        ----------
+        offset, nbytes : int
+        progress : callable, optional
+            Called as ``progress(done, total)`` in bytes after each step.
+        cancelled : callable, optional
+            Asked before each step whether to stop.
+
+        Raises
+        ------
+        FormatError
+            The file shrank.
+        """
+        done = 0
+        steps = self.bring(offset, nbytes)
+        while not (cancelled is not None and cancelled()):
+            step = next(steps, None)
+            if step is None:
+                return
+            done += step
+            if progress is not None:
+                progress(done, nbytes)
+
+    def read_ahead(self, offset: int, nbytes: int) -> None:
+        if self.ahead and self._map is not None:
+            self._fetch(offset, nbytes)
+
+    def _fetch(self, offset: int, nbytes: int) -> None:
+        """Read the pieces of a range that were not read before."""
+        if not self._fetched:
+            self._fetched = bytearray(-(-self.nbytes // READ_PIECE))
+        done = self._fetched
+        pieces = [i for i in range(offset // READ_PIECE, -(-(offset + nbytes) // READ_PIECE)) if not done[i]]
+        spans = [(i * READ_PIECE, min(READ_PIECE, self.nbytes - i * READ_PIECE)) for i in pieces]
+        read_ahead(self._fd, [(self._start + at, n) for at, n in spans])
+        for i in pieces:
+            done[i] = 1
 
     def stream(self, offset: int, nbytes: int) -> Iterator[memoryview]:
         view = self.view()
@@ -271,15 +392,12 @@ class FileStorage(Storage):
             self.release(window, end - window)
 
     def release(self, offset: int, nbytes: int) -> None:
-        """Unmap the pages of a range that was read; they come back from the page cache if touched again."""
         if hasattr(mmap, "MADV_DONTNEED") and self.mapped:
             self._advise(mmap.MADV_DONTNEED, offset, nbytes)
 
     def _advise(self, advice: int, offset: int, nbytes: int) -> None:
-        begin = (self._start + offset) // mmap.PAGESIZE * mmap.PAGESIZE
-        end = min(self._start + offset + nbytes, self.identity.size)
-        if self._map is not None and end > begin:
-            self._map.madvise(advice, begin, end - begin)
+        if self._map is not None and nbytes:
+            _host.advise(self.view()[offset : offset + nbytes], advice)
 
     def _bytes_on_disk(self) -> int:
         blocks = getattr(os.fstat(self._fd), "st_blocks", None)
