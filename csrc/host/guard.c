@@ -113,7 +113,7 @@ static void report(const slot_row *row, uint64_t offset)
     put(&out, row->name, row->name_nbytes);
     put_text(
         &out,
-        ": the file was cut short, or its disk failed, while it is mapped: the page at offset ");
+        ": the file was cut short, or its disk failed, while it is mapped: what was at offset ");
     put_number(&out, offset);
     put_text(&out, " of ");
     put_number(&out, row->nbytes);

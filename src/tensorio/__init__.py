@@ -12,6 +12,7 @@ from tensorio._api import convert, identify, load, open, recover, save, scan, ve
 from tensorio._version import __version__
 from tensorio.allowing import allow
 from tensorio.checkpoint._checkpoint import Checkpoint
+from tensorio.checkpoint._prefetch import Prefetch
 from tensorio.checkpoint._recover import Loss, Recovery
 from tensorio.checkpoint._verify import Report
 from tensorio.errors import (
@@ -27,6 +28,7 @@ from tensorio.errors import (
     UnsafePickleError,
     UnsupportedError,
 )
+from tensorio.guarding import guard
 from tensorio.kinds import (
     DTensor,
     JaggedTensor,
@@ -58,6 +60,7 @@ __all__ = [
     "MetaTensor",
     "NestedTensor",
     "Opaque",
+    "Prefetch",
     "QuantizedTensor",
     "Recovery",
     "Report",
@@ -80,6 +83,7 @@ __all__ = [
     "__version__",
     "allow",
     "convert",
+    "guard",
     "identify",
     "load",
     "open",

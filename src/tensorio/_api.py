@@ -26,7 +26,7 @@ def open(
     path: Any,
     *,
     format: str | None = None,
-    mmap: bool = True,
+    mmap: bool | str = "auto",
     writable: bool = False,
     unknown: str = "error",
     allow: Iterable[type] = (),
@@ -43,9 +43,14 @@ def open(
         ``s3://...`` are read whole through fsspec (extra ``remote``).
     format : str, optional
         Name of the format; found by content if not given.
-    mmap : bool
-        Map the file. False reads all of it with all cores into one block of
-        memory.
+    mmap : {"auto", True, False}
+        Whether to map the file. False reads all of it with all cores into one
+        block of memory. "auto" maps, too, unless the file is on a filesystem
+        where a page fault is a request to a server or a program (NFS, Lustre,
+        FUSE, 9p, ...): from there, `load` reads the file into memory by large
+        reads, and `open` maps it but has the bytes of each tensor read ahead
+        before its array is handed out. ``Checkpoint.loading`` says what was
+        done, and why.
     writable : bool
         Whether arrays may be written to. The file never changes: pages are
         copied when written.
@@ -96,7 +101,7 @@ def load(
     path: Any,
     *,
     format: str | None = None,
-    mmap: bool = True,
+    mmap: bool | str = "auto",
     writable: bool = False,
     names: Iterable[str] | None = None,
     unknown: str = "error",
@@ -147,6 +152,7 @@ def _selected(checkpoint: Checkpoint, names: Iterable[str]) -> Any:
     if fill is None:
         return {name: checkpoint[name] for name in wanted}
     with error_context(path=checkpoint._name):
+        checkpoint._read_ahead(wanted.values())
         return prune(fill(set(wanted.values())), [checkpoint.paths[name] for name in wanted])
 
 

@@ -69,6 +69,12 @@ class RangeStorage(Storage):
     def release(self, offset: int, nbytes: int) -> None:
         self.whole.release(self.offset + offset, nbytes)
 
+    def check_unchanged(self) -> None:
+        self.whole.check_unchanged()
+
+    def evict(self, offset: int, nbytes: int) -> None:
+        self.whole.evict(self.offset + offset, nbytes)
+
     @contextlib.contextmanager
     def scattered(self) -> Iterator[None]:
         with self.whole.scattered():

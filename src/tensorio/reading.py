@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int], object]
     Cached = Callable[[int, int], int]
 
-__all__ = ["NORESERVE", "arena", "in_threads", "pread_full", "read_ahead", "read_into"]
+__all__ = ["NORESERVE", "arena", "in_threads", "pread_full", "read_ahead", "read_into", "read_parts", "readers"]
 
 # Bytes per pread: large enough that the call is free, small enough to share work.
 READ_PIECE = 8 << 20
@@ -209,6 +209,28 @@ def read_ahead(fd: int, spans: Sequence[tuple[int, int]], progress: Callable[[in
             progress(nbytes)
 
     in_threads(read, _pieces((at, at + n) for at, n in spans), WAITING_READERS)
+
+
+def read_parts(fd: int, parts: Sequence[tuple[int, memoryview]]) -> None:
+    """Fill several buffers by one call.
+
+    Parameters
+    ----------
+    fd : int
+    parts : sequence of (int, memoryview)
+        Offset in the file, ascending and not overlapping; what is between two of them is read, too, and dropped.
+    """
+    first, position = parts[0][0], parts[0][0]
+    buffers: list[bytearray | memoryview] = []
+    for offset, target in parts:
+        if offset > position:
+            buffers.append(bytearray(offset - position))
+        buffers.append(target)
+        position = offset + len(target)
+    if len(buffers) > 1 and hasattr(os, "preadv") and os.preadv(fd, buffers, first) == position - first:
+        return
+    for offset, target in parts:
+        pread_full(fd, offset, target)
 
 
 def _data_spans(fd: int, start: int, nbytes: int) -> Iterator[tuple[int, int]]:

@@ -170,6 +170,10 @@ class Table:
         """Return the storage index of a row of one chunk."""
         return self.rows[row * ROW + 4]
 
+    def extent_of(self, row: int) -> tuple[int, int]:
+        """Return offset and bytes of a row of one chunk, in its storage."""
+        return self.rows[row * ROW + 5], self.rows[row * ROW + 6]
+
     def chunk_count(self, row: int) -> int:
         """Return the number of chunks of one row."""
         return self.rows[row * ROW + 7]

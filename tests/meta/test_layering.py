@@ -33,7 +33,7 @@ RANKS: list[tuple[str, ...]] = [
         "machine",
         "arraylike",
     ),
-    ("storage", "reading", "paging", "disks", "memory", "ranges", "opening", "output"),
+    ("storage", "lifetime", "guarding", "reading", "paging", "disks", "memory", "ranges", "opening", "output"),
     ("tensors", "modules", "tree", "plan"),
     ("formats",),
     ("checkpoint", "scanning"),

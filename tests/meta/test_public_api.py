@@ -25,6 +25,7 @@ NAMES = [
     "MetaTensor",
     "NestedTensor",
     "Opaque",
+    "Prefetch",
     "QuantizedTensor",
     "Recovery",
     "Report",
@@ -47,6 +48,7 @@ NAMES = [
     "__version__",
     "allow",
     "convert",
+    "guard",
     "identify",
     "load",
     "open",
@@ -58,10 +60,10 @@ NAMES = [
 ]
 
 SIGNATURES = {
-    "load": "path, *, format=None, mmap=True, writable=False, names=None, unknown='error', allow=(), encoding=None, "
-            "strict=False, verify=False, progress=None",
-    "open": "path, *, format=None, mmap=True, writable=False, unknown='error', allow=(), encoding=None, strict=False, "
-            "verify=False",
+    "load": "path, *, format=None, mmap='auto', writable=False, names=None, unknown='error', allow=(), "
+            "encoding=None, strict=False, verify=False, progress=None",
+    "open": "path, *, format=None, mmap='auto', writable=False, unknown='error', allow=(), encoding=None, "
+            "strict=False, verify=False",
     "save": "obj, path, *, format=None, metadata=None, align=None, compact=False, max_shard_size=None, durable=True, "
             "progress=None",
     "convert": "src, dst, *, format=None, dtype=None, rename=None, max_shard_size=None, unknown='error', allow=(), "
@@ -71,16 +73,20 @@ SIGNATURES = {
     "verify": "path, *, progress=None",
     "scan": "path, *, allow=(), progress=None",
     "identify": "path",
+    "guard": "",
 }  # fmt: skip
 
 METHODS = {
     "tree": "self",
     "read": "self, fqn, index=(), out=None",
-    "prefetch": "self, fqns=None",
+    "read_into": "self, out, *, progress=None, threads=None",
+    "prefetch": "self, fqns=None, *, window=None, wait=False, progress=None",
+    "stream": "self, fqns=None, *, window=None, evict=False",
+    "check_unchanged": "self",
     "verify": "self, *, progress=None",
     "close": "self",
 }
-ATTRIBUTES = {"format", "path", "files", "metadata", "nbytes", "infos", "paths"}
+ATTRIBUTES = {"format", "path", "files", "metadata", "nbytes", "infos", "paths", "loading"}
 
 
 def signature(function: Any) -> str:

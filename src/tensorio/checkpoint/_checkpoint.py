@@ -7,10 +7,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tensorio import formats
+from tensorio.checkpoint._loading import check_choice, described, reads_payload, settle
+from tensorio.checkpoint._moving import Moving
 from tensorio.errors import (
     FormatError,
     TensorIOError,
-    TensorMismatchError,
     TensorNotFoundError,
     UnsupportedError,
     error_context,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint", "load_file", "open_checkpoint"]
 
 
-class Checkpoint(Mapping[str, "Array"]):
+class Checkpoint(Moving):
     """An opened checkpoint: full dotted names to arrays, made when asked for.
 
     A context manager. Pickling it carries the path, not the bytes: unpickling
@@ -51,6 +52,9 @@ class Checkpoint(Mapping[str, "Array"]):
         What is known without touching payload (NumPy not needed).
     paths : mapping of str to tuple
         The keys that lead to each tensor in the tree.
+    loading : str
+        How the bytes come into memory, and why: ``"mapped: ext4"``, or ``"read ahead: nfs4 at /data; page faults
+        there are single small reads"``.
 
     Notes
     -----
@@ -63,13 +67,22 @@ class Checkpoint(Mapping[str, "Array"]):
     `close`.
     """
 
-    def __init__(self, opened: Opened, path: str | None, name: str, arguments: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        opened: Opened,
+        path: str | None,
+        name: str,
+        arguments: dict[str, Any],
+        loading: str = "in memory as given",
+    ) -> None:
         self.format = opened.format
         self.path = path
+        self.loading = loading
         self._name = name
         self._opened = opened
         self._arguments = arguments
         self._paths: dict[str, Path] | None = None
+        self._prefetches = []
         self._rows: Table | None = opened.table if opened.flat else None
 
     # ----------------------------------------------------------- description
@@ -129,6 +142,8 @@ class Checkpoint(Mapping[str, "Array"]):
 
     def __getitem__(self, fqn: str) -> Array:
         table = self._table
+        for ahead in self._prefetches:
+            ahead.advance(fqn)
         try:  # what error_context does, at a fifth of its cost
             row = table.index.get(fqn)
             if row is None:
@@ -165,8 +180,10 @@ class Checkpoint(Mapping[str, "Array"]):
         """The bytes of a row as an array, whatever torch's lazy bits say."""
         if table.chunk_count(row) != 1:
             raise UnsupportedError("a tensor of several chunks can't be shown as one view")
-        lease = self._storage(table.storage_of(row)).lease()
-        array: Array = self._arrays.view_row(table.rows, table.dims, row, lease)
+        storage = self._storage(table.storage_of(row))
+        if storage.ahead:
+            storage.read_ahead(*table.extent_of(row))
+        array: Array = self._arrays.view_row(table.rows, table.dims, row, storage.lease())
         return array
 
     @cached_property
@@ -186,6 +203,13 @@ class Checkpoint(Mapping[str, "Array"]):
             raise ValueError("the checkpoint is closed")
         return self._opened.storages[index]
 
+    def _read_ahead(self, rows: Iterable[int]) -> None:
+        """Have the bytes of some rows in the page cache where a page fault is dear."""
+        for row in rows:
+            if self._table.chunk_count(row) == 1:
+                storage = self._storage(self._table.storage_of(row))
+                storage.read_ahead(*self._table.extent_of(row))
+
     def __repr__(self) -> str:
         return f"<Checkpoint {self._name!r}, {self.format}, {len(self)} tensors>"
 
@@ -200,53 +224,27 @@ class Checkpoint(Mapping[str, "Array"]):
         """
         with error_context(path=self._name):
             self._storage(0)
+            for storage in self._opened.storages:
+                storage.read_ahead(0, storage.nbytes)
             if self._opened.fill is not None:
                 return self._opened.fill(None)
             table = self._table
             leases = [storage.lease() for storage in self._opened.storages]
             return dict(zip(table.names, self._arrays.views(table.rows, table.dims, leases), strict=True))
 
-    def read(self, fqn: str, index: Any = (), out: Array | None = None) -> Array:
-        """Return a copy of one tensor or of a part of it.
-
-        Parameters
-        ----------
-        fqn : str
-        index : int, slice, tuple, ...
-            Anything NumPy takes; only the bytes it selects are touched.
-        out : ndarray, optional
-            Written to and returned; must have the shape and dtype of the result.
+    def check_unchanged(self) -> None:
+        """Raise if a file was written to, or cut short, since it was opened.
 
         Raises
         ------
-        TensorMismatchError
-            `out` does not fit.
+        FormatError
+            It was: what is mapped of it may be new bytes, or gone. A file that was replaced by renaming another
+            over it is not changed.
         """
-        import numpy as np
-
-        part = self[fqn][index]
-        if out is None:
-            return np.array(part)
-        if out.shape != np.shape(part) or out.dtype != part.dtype:
-            raise TensorMismatchError(
-                f"out= does not fit: expected {np.shape(part)} {part.dtype}, found {out.shape} {out.dtype}", record=fqn
-            )
-        out[...] = part
-        return out
-
-    def prefetch(self, fqns: Iterable[str] | None = None) -> None:
-        """Ask the system to read tensors into memory ahead of use; returns at once.
-
-        Parameters
-        ----------
-        fqns : iterable of str, optional
-            All tensors if not given.
-        """
-        for fqn in self if fqns is None else fqns:
-            for chunk in self.infos[fqn].chunks:
-                storage = self._storage(chunk.extent.storage)
-                if isinstance(storage, FileStorage):
-                    storage.prefetch(chunk.extent.offset, chunk.extent.nbytes)
+        self._storage(0)
+        with error_context(path=self._name):
+            for storage in self._opened.storages:
+                storage.check_unchanged()
 
     def verify(self, *, progress: Progress | None = None) -> Report:
         """Recompute the checksums that the file has; see `tensorio.verify`."""
@@ -257,7 +255,10 @@ class Checkpoint(Mapping[str, "Array"]):
     # ----------------------------------------------------------------- lifetime
 
     def close(self) -> None:
-        """Let go of the file. Arrays handed out stay valid; no new ones can be made."""
+        """Let go of the file, and stop prefetching. Arrays handed out stay valid; no new ones can be made."""
+        for ahead in self._prefetches:
+            ahead.cancel()
+        self._prefetches = []
         for storage in self._opened.storages:
             storage.close()
         self._opened.storages = []
@@ -303,48 +304,46 @@ def _reopen(path: str, identity: Identity, arguments: dict[str, Any]) -> Checkpo
     return checkpoint
 
 
-def open_checkpoint(source: Any, *, format: str | None = None, mmap: bool = True, verify: bool = False,
+def open_checkpoint(source: Any, *, format: str | None = None, mmap: bool | str = "auto", verify: bool = False,
                     progress: Progress | None = None, **options: Any) -> Checkpoint:  # fmt: skip
     """Open a checkpoint; see `tensorio.open`."""
+    check_choice(mmap)
     choices = OpenOptions(**options)
     storage, path, name = open_storage(source, writable=choices.writable)
     try:
         with error_context(path=name):
             opened = formats.of_storage(storage, format, name).open(storage, choices)
-            _settle(storage, mmap, progress)
+            settle(storage, mmap, progress, whole=False)
+            storage.check_unchanged()
             if verify:
                 from tensorio.checkpoint._verify import verify_opened
 
                 verify_opened(opened, name, progress).raise_first()
         leave_behind(source, storage)
+        loading = described(storage, mmap)
     except BaseException:
         storage.close()
         raise
     arguments = {"format": format, "mmap": mmap, **options}
-    return Checkpoint(opened, path, name, arguments)
+    return Checkpoint(opened, path, name, arguments, loading)
 
 
-def load_file(source: Any, *, format: str | None, mmap: bool, progress: Progress | None, options: OpenOptions) -> Any:
+def load_file(
+    source: Any, *, format: str | None, mmap: bool | str, progress: Progress | None, options: OpenOptions
+) -> Any:
     """Load a whole file the short way: no table, arrays at once."""
+    check_choice(mmap)
     storage, _, name = open_storage(source, writable=options.writable)
     try:
         with error_context(path=name):
             reader = formats.of_storage(storage, format, name)
-            if not mmap and isinstance(storage, FileStorage):
+            if reads_payload(storage, mmap):
                 reader.open(storage, options)  # a bad header must not cost reading the payload
-                storage.read_all(progress)
+                settle(storage, mmap, progress, whole=True)
+                storage.read_ahead(0, storage.nbytes)
             tree = reader.load(storage, options)
-            if isinstance(storage, FileStorage):
-                storage.check_unchanged()
+            storage.check_unchanged()
         leave_behind(source, storage)
         return tree
     finally:
         storage.close()  # the arrays keep what they need
-
-
-def _settle(storage: Any, mmap: bool, progress: Progress | None) -> None:
-    """With the header known good, read the payload if asked to, and see that nobody wrote meanwhile."""
-    if isinstance(storage, FileStorage):
-        if not mmap:
-            storage.read_all(progress)
-        storage.check_unchanged()

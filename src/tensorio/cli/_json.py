@@ -55,6 +55,7 @@ def _head(checkpoint: Checkpoint, facts: Survey, path: str, depth: int) -> dict[
         "overlapping": facts.overlapping,
         "refused": dict(facts.refused),
         "values": facts.values,
+        "loading": checkpoint.loading,
     }
 
 

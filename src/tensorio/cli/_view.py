@@ -40,7 +40,7 @@ def flag_names(flags: int) -> list[str]:
 
 
 def heading(checkpoint: Checkpoint, facts: Survey, path: str) -> Sheet:
-    """Return the file's name and what it is, in two lines."""
+    """Return the file's name, what it is, and how it would be loaded, in three lines."""
     sheet = Sheet("<")
     sheet.add(Cell(shown(path), "bold"))
     total = facts.total
@@ -48,6 +48,7 @@ def heading(checkpoint: Checkpoint, facts: Survey, path: str) -> Sheet:
     if total.tensors:
         what += f" of {elements(total.numel)} elements, {size(total.nbytes)}"
     sheet.add(Cell(what))
+    sheet.add(Cell(checkpoint.loading, "dim"))
     sheet.add("")
     return sheet
 

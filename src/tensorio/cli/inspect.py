@@ -55,6 +55,7 @@ def command(path: str, flat: bool, no_fold: bool, limit: int | None, depth: int 
       tied, overlapping   lists of lists of names
       refused       class -> how often it occurs
       values        how many leaves of the object are no tensors
+      loading       how tensorio loads it from where it is, and why
       tensors       [{fqn, dtype, shape, nbytes, numel, packed, contiguous,
                     flags, chunks: [{offsets, shape, strides, storage, offset,
                     nbytes}]}]; offset is in bytes from the start of the file
