@@ -158,6 +158,35 @@ def gather(addresses, sizes, Py_ssize_t first, uint64_t limit, uint64_t small):
 
 # ---------------------------------------------------------------- checksums
 
+def join(pieces, Py_ssize_t nbytes):
+    """Return buffers one after the other as bytes, like ``b"".join``, releasing the GIL for the large ones.
+
+    Parameters
+    ----------
+    pieces : iterable of buffer
+    nbytes : int
+        What all of them together have, in bytes.
+    """
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, nbytes)
+    cdef char *at = PyBytes_AS_STRING(out)
+    cdef size_t room = <size_t> nbytes
+    cdef _Buffer data
+    for piece in pieces:
+        data = _Buffer(piece)
+        if data.nbytes > room:
+            raise ValueError(f"pieces of over {nbytes} bytes")
+        if data.nbytes < NOGIL_FROM:
+            memcpy(at, data.ptr, data.nbytes)
+        else:
+            with nogil:
+                memcpy(at, data.ptr, data.nbytes)
+        at += data.nbytes
+        room -= data.nbytes
+    if room:
+        raise ValueError(f"pieces of {<size_t> nbytes - room} bytes, expected were {nbytes}")
+    return out
+
+
 def crc32(buffer, uint32_t value=0):
     """Return the CRC-32 (as in zip) of `buffer` appended to bytes whose checksum is `value`.
 

@@ -90,3 +90,15 @@ def test_reads_stop_at_the_end_of_the_buffer() -> None:
                         call(view[start + cut : page])
     finally:
         libc.mprotect(ctypes.c_void_p(address + page), ctypes.c_size_t(page), 3)
+
+
+def test_join_is_what_bytes_join_is() -> None:
+    pieces = [b"a", bytearray(b"bc" * 40_000), memoryview(b""), b"d" * 7]
+    assert _core.join(iter(pieces), sum(map(len, pieces))) == b"".join(pieces)
+    assert _core.join([], 0) == b""
+
+
+@pytest.mark.parametrize("nbytes", [0, 2, 4])
+def test_join_refuses_other_sizes_than_promised(nbytes: int) -> None:
+    with pytest.raises(ValueError, match="bytes"):
+        _core.join([b"ab", b"c"], nbytes)
