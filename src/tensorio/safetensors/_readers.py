@@ -1,0 +1,236 @@
+"""How an open file's tensors become a framework's.
+
+One reader per framework: `tensor` for one, `tensors` for all, `part` for what
+an index selects. Those that go by NumPy share `NumpyReader` and differ in a
+last step; torch has its own in `_torch_reader`.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+import numpy as np
+
+from tensorio import _arrays, _core
+from tensorio._arrays import Lease
+from tensorio.dtypes import BY_NAME, DTYPES
+from tensorio.safetensors._blocks import read_blocks
+from tensorio.safetensors._errors import SafetensorIndexError
+from tensorio.safetensors._file import File
+from tensorio.safetensors._gather import gathered
+from tensorio.safetensors._index import checked
+from tensorio.tensors import ROW
+
+__all__ = ["NumpyReader", "Reader", "aligned", "reader_of"]
+
+_ITEMSIZES = np.array([d.itemsize for d in DTYPES], np.int64)
+_BFLOAT16 = BY_NAME["bfloat16"].code
+
+Array = np.ndarray[Any, Any]
+
+
+class Reader(Protocol):
+    """What a handle asks of its framework."""
+
+    def tensor(self, row: int) -> Any:
+        """Return one tensor."""
+        ...
+
+    def tensors(self) -> dict[str, Any]:
+        """Return all of them, in the order of their bytes."""
+        ...
+
+    def part(self, row: int, index: Any) -> Any:
+        """Return what an index selects of one tensor."""
+        ...
+
+
+class NumpyReader:
+    """Tensors as NumPy arrays: writable, aligned, and each by itself.
+
+    With `mapped`, an array is a view of a private copy-on-write mapping: no
+    byte is read before it is looked at. Whoever asks for the same tensor once
+    more gets the file's bytes again and not what became of the first array, so
+    a view of the mapping is given once; after that, and for tensors that are
+    not aligned, the bytes are copied.
+
+    Parameters
+    ----------
+    file : File
+        Its storage is not written to.
+    mapped : bool
+        False reads every tensor into memory of its own.
+    """
+
+    def __init__(self, file: File, *, mapped: bool) -> None:
+        self.file = file
+        self._mapped = mapped
+        self._private: Lease | None = None
+        self._given: dict[int, object] = {}
+        self._all_given = False
+        self._lock = threading.Lock()
+
+    def tensor(self, row: int) -> Any:
+        return self._finished(self._array(row), row)
+
+    def tensors(self) -> dict[str, Any]:
+        table = self.file.table
+        with self._lock:
+            fresh = self._mapped and not self._all_given and not self._given and self._lease() is not None
+            self._all_given = True
+        arrays = self._views() if fresh else self._copies()
+        names, plain = table.names, type(self)._finished is NumpyReader._finished
+        if self.file.in_order and plain:
+            return dict(zip(names, arrays, strict=True))
+        return {names[i]: self._finished(arrays[i], i) for i in self.file.order}
+
+    def part(self, row: int, index: Any) -> Any:
+        model = self._model(row)
+        wanted = checked(index, model.shape)
+        try:
+            if self._mapped:
+                return self._sliced(np.asarray(model[wanted]), row)
+            offset, _ = self.file.extent(row)
+            return self._sliced(gathered(self.file.read, offset, model.shape, model.dtype, wanted), row)
+        except IndexError as error:
+            raise SafetensorIndexError(str(error)) from error
+
+    def _finished(self, array: Array, row: int) -> Any:
+        """The framework's own step."""
+        return array
+
+    def _sliced(self, array: Array, row: int) -> Any:
+        """The same for a part: a copy in C order, if it is a view of the file."""
+        return self._finished(array if array.flags.owndata else np.array(array, order="C"), row)
+
+    def _model(self, row: int) -> Array:
+        """The array over the file's own bytes, which is only looked at: shape, dtype, and source of copies."""
+        table = self.file.table
+        return _arrays.view_row(table.rows, table.dims, row, self.file.storage.lease())
+
+    def _lease(self) -> Lease | None:
+        if self._private is None:
+            self._private = self.file.private()
+        return self._private
+
+    def _array(self, row: int) -> Array:
+        token = object()
+        if self._mapped and not self._all_given and self._given.setdefault(row, token) is token:
+            with self._lock:
+                lease = self._lease()
+            if lease is not None:
+                array = _arrays.view_row(self.file.table.rows, self.file.table.dims, row, lease)
+                if array.flags.aligned:
+                    return array
+        return self._copy(row)
+
+    def _copy(self, row: int) -> Array:
+        model = self._model(row)
+        array = np.zeros(model.shape, model.dtype)
+        if array.size:
+            self.file.read(self.file.extent(row)[0], memoryview(array.reshape(-1).view(np.uint8)))  # type: ignore[arg-type]
+        return array
+
+    def _copies(self) -> list[Array]:
+        """All of them in memory, small ones side by side."""
+        table, storages = read_blocks(self.file)
+        return aligned(_arrays.views(table.rows, table.dims, [storage.lease() for storage in storages]))
+
+    def _views(self) -> list[Array]:
+        lease = self._lease()
+        assert lease is not None
+        table = self.file.table
+        arrays = _arrays.views(table.rows, table.dims, [lease])
+        for row in unaligned(table.rows, _core.address(self.file.storage.view())):
+            arrays[row] = self._copy(row)
+        return arrays
+
+
+def aligned(arrays: list[Array]) -> list[Array]:
+    """Return arrays as they are or as copies, if their elements are not at a multiple of their size."""
+    return [array if array.flags.aligned else array.copy() for array in arrays]
+
+
+def unaligned(rows: Any, base: int) -> list[int]:
+    """Return the rows whose elements are not at a multiple of their size, in a storage at address `base`.
+
+    Mappings begin alike: `base` may be that of another mapping of the same file.
+    """
+    if not len(rows):
+        return []
+    cells = np.frombuffer(rows, np.int64).reshape(-1, ROW)
+    sizes = _ITEMSIZES[cells[:, 0]]
+    units = np.where(sizes > 8, 8, sizes)
+    found: list[int] = np.flatnonzero((cells[:, 5] + base % 8) & (units - 1)).tolist()
+    return found
+
+
+class FlaxReader(NumpyReader):
+    """Tensors as JAX arrays, which nobody can write to: they may share one mapping."""
+
+    def _array(self, row: int) -> Array:
+        lease = self._lease() if self._mapped else None
+        if lease is None:
+            return self._copy(row)
+        array = _arrays.view_row(self.file.table.rows, self.file.table.dims, row, lease)
+        return array if array.flags.aligned else self._copy(row)
+
+    def _finished(self, array: Array, row: int) -> Any:
+        import jax.numpy as jnp
+
+        return jnp.asarray(array)
+
+
+class TensorflowReader(NumpyReader):
+    """Tensors as TensorFlow's."""
+
+    def _finished(self, array: Array, row: int) -> Any:
+        import tensorflow
+
+        return tensorflow.convert_to_tensor(array)
+
+
+class MlxReader(NumpyReader):
+    """Tensors as MLX arrays."""
+
+    def _finished(self, array: Array, row: int) -> Any:
+        import mlx.core as mx
+
+        if self.file.dtype(row) == _BFLOAT16:  # which MLX does not know as NumPy's
+            return mx.array(array.view(np.uint16)).view(mx.bfloat16)
+        return mx.array(array)
+
+
+class PaddleReader(NumpyReader):
+    """Tensors as Paddle's, on one of its devices."""
+
+    def __init__(self, file: File, *, mapped: bool, device: str | int = "cpu") -> None:
+        super().__init__(file, mapped=mapped)
+        number = f"gpu:{device}" if isinstance(device, int) else device.replace("cuda", "gpu")
+        self._device = number
+
+    def _finished(self, array: Array, row: int) -> Any:
+        import paddle
+
+        name = DTYPES[self.file.dtype(row)].name
+        if array.dtype.name == name and array.dtype.kind != "V":
+            return paddle.to_tensor(array, place=self._device)
+        raw = array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8)
+        if name == "bfloat16":  # Paddle takes 16-bit NumPy integers for them
+            return paddle.to_tensor(raw, dtype="bfloat16", place=self._device)
+        return paddle.to_tensor(raw, place=self._device).view(name)
+
+
+def reader_of(framework: str, file: File, *, mapped: bool, device: str | int) -> Reader:
+    """Return the reader of a framework; see `_devices.framework_of`."""
+    if framework == "torch":
+        from tensorio.safetensors._torch_reader import TorchReader
+
+        return TorchReader(file, mapped=mapped, device=device)
+    if framework == "paddle":
+        return PaddleReader(file, mapped=mapped, device=device)
+    kinds: dict[str, type[NumpyReader]] = {
+        "numpy": NumpyReader, "flax": FlaxReader, "tensorflow": TensorflowReader, "mlx": MlxReader,
+    }  # fmt: skip
+    return kinds[framework](file, mapped=mapped)
