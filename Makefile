@@ -8,7 +8,7 @@ C_STYLED = $(filter-out csrc/crc32_tables.h,$(wildcard csrc/*.[ch] csrc/host/*.[
 SOURCES = $(wildcard csrc/*.[ch] csrc/host/*.[ch] src/tensorio/*.pyx src/tensorio/*.px[di]) setup.py pyproject.toml
 PYTEST = $(BIN)/python -m pytest
 
-.PHONY: all test hostile-long golden demo bench lint type ccheck ctest ctest-arm coverage fuzz fuzz-long asan tsan pythons \
+.PHONY: all test peer-suite peer-suite-all hostile-long golden demo bench lint type ccheck ctest ctest-arm coverage fuzz fuzz-long asan tsan pythons \
 	sdist format clean
 .DELETE_ON_ERROR:
 
@@ -29,6 +29,10 @@ $(VENV)/.bench: $(VENV)/.test
 	$(BIN)/python -m pip install -q -e '.[bench]'
 	touch $@
 
+$(VENV)/.peer: $(VENV)/.test
+	$(BIN)/python -m pip install -q -e '.[peer]'
+	touch $@
+
 $(VENV)/.lint: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q 'ruff>=0.8' 'cython-lint>=0.16' 'codespell>=2.3' 'clang-format>=18'
@@ -45,6 +49,13 @@ $(VENV)/.build: $(VENV)/.test
 
 test: $(VENV)/.test
 	$(PYTEST) $(T)
+
+# The tests of the safetensors package, from its source release, on tensorio and beside it on safetensors.
+# `peer-suite-all` installs JAX, Flax and TensorFlow first (2 GB), for theirs.
+peer-suite: $(VENV)/.test
+	$(BIN)/python tools/peer_suite.py $(T)
+
+peer-suite-all: $(VENV)/.peer peer-suite
 
 # The hostile tests at the size of a release: every byte by all 255 changes, 10 million changed parts. Hours.
 hostile-long: $(VENV)/.test
