@@ -20,6 +20,9 @@ from tensorio.errors import (
     FormatError,
     HeaderError,
     LimitError,
+    NameTakenError,
+    NotPublishedError,
+    PublicationError,
     TensorIOError,
     TensorMismatchError,
     TensorNotFoundError,
@@ -41,6 +44,9 @@ from tensorio.kinds import (
 )
 from tensorio.modules import state_dict
 from tensorio.scanning._report import Finding, ScannedFile, ScanReport
+from tensorio.sharing._api import attach, publish, published, unpublish
+from tensorio.sharing._attach import Published
+from tensorio.sharing._publication import Publication
 from tensorio.tensors import Chunk, Extent, TensorInfo
 from tensorio.values import Device, Opaque, Size, TorchDType, TorchTag
 
@@ -58,9 +64,14 @@ __all__ = [
     "LimitError",
     "Loss",
     "MetaTensor",
+    "NameTakenError",
     "NestedTensor",
+    "NotPublishedError",
     "Opaque",
     "Prefetch",
+    "Publication",
+    "PublicationError",
+    "Published",
     "QuantizedTensor",
     "Recovery",
     "Report",
@@ -82,14 +93,18 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "allow",
+    "attach",
     "convert",
     "guard",
     "identify",
     "load",
     "open",
+    "publish",
+    "published",
     "recover",
     "save",
     "scan",
     "state_dict",
+    "unpublish",
     "verify",
 ]

@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tensorio import allowing, formats
+from tensorio import formats
 from tensorio.checkpoint._checkpoint import Checkpoint, load_file, open_checkpoint
+from tensorio.checkpoint._options import reading_options
 from tensorio.checkpoint._recover import Recovery, recover_file
 from tensorio.checkpoint._verify import Report
 from tensorio.errors import FormatError, UnknownFormatError, UnsupportedError, error_context
@@ -93,7 +94,7 @@ def open(
     Costs the header: O(number of tensors), no payload byte (for ``.pt``, at
     most one page per record).
     """
-    options = _options(writable, unknown, allow, strict, encoding)
+    options = reading_options(writable, unknown, allow, strict, encoding)
     return open_checkpoint(path, format=format, mmap=mmap, verify=verify, **options)
 
 
@@ -136,7 +137,7 @@ def load(
     ------
     See `open`; `TensorNotFoundError` for a name that is not there.
     """
-    options = _options(writable, unknown, allow, strict, encoding)
+    options = reading_options(writable, unknown, allow, strict, encoding)
     if names is None and not verify:
         return load_file(path, format=format, mmap=mmap, progress=progress, options=OpenOptions(**options))
     checkpoint = open_checkpoint(path, format=format, mmap=mmap, verify=verify, progress=progress, **options)
@@ -266,7 +267,7 @@ def convert(
     if max_shard_size is not None:
         raise UnsupportedError("max_shard_size= is not available in this version; write one file")
     target = formats.for_target(dst, format)
-    with open_checkpoint(src, **_options(False, unknown, allow, strict)) as checkpoint:
+    with open_checkpoint(src, **reading_options(False, unknown, allow, strict)) as checkpoint:
         plan, dropped = convert_checkpoint(checkpoint, target, formats.target_name(dst), rename)
         write_plan(plan, dst, durable=durable, progress=progress)
     return dropped
@@ -324,7 +325,7 @@ def recover(
     Reads all of the file. Time is linear in its size whatever is in it; memory
     is that of `convert`.
     """
-    options = OpenOptions(**_options(False, unknown, allow, False, encoding))
+    options = OpenOptions(**reading_options(False, unknown, allow, False, encoding))
     return recover_file(
         src, dst, format=format, raw=raw, keep_damaged=keep_damaged, options=options, durable=durable, progress=progress
     )
@@ -416,18 +417,3 @@ def identify(path: Any) -> str:
                 raise
     finally:
         storage.close()
-
-
-def _options(
-    writable: bool, unknown: str, allow: Iterable[type], strict: bool, encoding: str | None = None
-) -> dict[str, Any]:
-    if unknown not in ("error", "opaque"):
-        raise ValueError(f"unknown= is 'error' or 'opaque', not {unknown!r}")
-    if encoding not in (None, "bytes"):
-        try:
-            b"a".decode(encoding)
-        except LookupError:
-            raise ValueError(f"encoding= is the name of a codec for text or 'bytes', not {encoding!r}") from None
-    allowed = (*allowing.current(), *allow)
-    allowing.table(allowed)  # says at once what may not be allowed
-    return {"writable": writable, "unknown": unknown, "strict": strict, "encoding": encoding, "allow": allowed}

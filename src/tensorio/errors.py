@@ -13,6 +13,9 @@
       UnsafePickleError (pickle.UnpicklingError)
       TensorNotFoundError (KeyError)
       TensorMismatchError (ValueError)
+      PublicationError                something published to other processes can't be had, or not under that name
+        NotPublishedError (LookupError)   nobody publishes it, or no longer
+        NameTakenError                somebody else publishes under that name
 
 ``OSError`` and ``MemoryError`` from the system pass through untouched.
 
@@ -33,6 +36,9 @@ __all__ = [
     "FormatError",
     "HeaderError",
     "LimitError",
+    "NameTakenError",
+    "NotPublishedError",
+    "PublicationError",
     "TensorIOError",
     "TensorMismatchError",
     "TensorNotFoundError",
@@ -179,6 +185,18 @@ class TensorNotFoundError(TensorIOError, KeyError):
 
 class TensorMismatchError(TensorIOError, ValueError):
     """A tensor does not fit what the caller gave or asked for."""
+
+
+class PublicationError(TensorIOError):
+    """What another process published can't be had, or can't be published: refused, out of reach, in use."""
+
+
+class NotPublishedError(PublicationError, LookupError):
+    """Nothing is published under that name; or its owner has ended, and it went with it."""
+
+
+class NameTakenError(PublicationError):
+    """Another living process publishes under that name; the message names it."""
 
 
 @contextlib.contextmanager

@@ -9,7 +9,8 @@ import errno
 import io
 import os
 import stat
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
 
 from tensorio.errors import UnsupportedError
 from tensorio.storage import FileStorage, MemoryStorage, Storage, arena
@@ -17,7 +18,9 @@ from tensorio.storage import FileStorage, MemoryStorage, Storage, arena
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-__all__ = ["leave_behind", "open_storage"]
+__all__ = ["leave_behind", "open_storage", "remote_pieces"]
+
+READ_PIECE = 8 << 20  # bytes of a remote file asked for at a time
 
 
 def open_storage(source: object, *, writable: bool = False) -> tuple[Storage, str | None, str]:
@@ -87,14 +90,25 @@ def _open_path(path: str | bytes, writable: bool) -> tuple[Storage, str | None, 
 
 def _open_remote(url: str, writable: bool) -> Storage:
     """Read a file at an address that fsspec knows, all of it, into memory."""
+    with _remote(url) as f:
+        return _in_memory(memoryview(f.read()), writable)
+
+
+def _remote(url: str) -> Any:
     try:
         import fsspec
     except ImportError:
         raise UnsupportedError(
             "opening a remote address needs fsspec: pip install 'tensorio[remote]'", path=url
         ) from None
-    with fsspec.open(url, "rb") as f:
-        return _in_memory(memoryview(f.read()), writable)
+    return fsspec.open(url, "rb")
+
+
+def remote_pieces(url: str) -> Iterator[bytes]:
+    """Yield the bytes of a file at an address that fsspec knows, in order, as they are read."""
+    with _remote(url) as f:
+        while piece := f.read(READ_PIECE):
+            yield piece
 
 
 def _require_regular(fd: int, name: str) -> None:

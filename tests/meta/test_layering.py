@@ -33,10 +33,24 @@ RANKS: list[tuple[str, ...]] = [
         "machine",
         "arraylike",
     ),
-    ("storage", "lifetime", "guarding", "reading", "paging", "disks", "memory", "ranges", "opening", "output"),
+    (
+        "storage",
+        "lifetime",
+        "guarding",
+        "reading",
+        "paging",
+        "disks",
+        "memory",
+        "ranges",
+        "opening",
+        "output",
+        "processes",
+        "segments",
+        "registry",
+    ),
     ("tensors", "modules", "tree", "plan"),
     ("formats",),
-    ("checkpoint", "scanning"),
+    ("checkpoint", "scanning", "sharing"),
     ("_api", "cli", "torch", "safetensors", "__main__"),
     ("",),  # the package itself: re-exports only
 ]
@@ -45,7 +59,23 @@ EXCEPTIONS = {
     ("output", "plan"),  # for types only
     ("storage", "_arrays"),
     ("ranges", "_arrays"),
+    ("segments", "plan"),  # for types only
 }
+# Who may open files or map them: checkpoints; memory that is shared, and the notes on it; what the system says.
+DOORS = (
+    "storage",
+    "reading",
+    "paging",
+    "disks",
+    "memory",
+    "opening",
+    "output",
+    "processes",
+    "segments",
+    "registry",
+    "cli",
+    "__main__",
+)
 RANK = {name: i for i, row in enumerate(RANKS) for name in row}
 
 
@@ -116,10 +146,7 @@ def test_formats_do_not_import_each_other(path: Path) -> None:
 def test_only_storage_maps_files_and_opening_opens_them() -> None:
     """The door to a file's bytes."""
     for path in modules():
-        if (
-            part(path) in ("storage", "reading", "paging", "disks", "memory", "opening", "output", "cli", "__main__")
-            or path.suffix == ".pyx"
-        ):
+        if part(path) in DOORS or path.suffix == ".pyx":
             continue
         text = path.read_text()
         assert "import mmap" not in text, path.name

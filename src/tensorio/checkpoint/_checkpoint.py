@@ -18,7 +18,7 @@ from tensorio.errors import (
 )
 from tensorio.formats._base import Opened, OpenOptions
 from tensorio.opening import leave_behind, open_storage
-from tensorio.storage import FileStorage, Identity
+from tensorio.storage import FileStorage, Identity, Storage
 from tensorio.tensors import CONJ, NEG, Infos, Table, TensorInfo
 from tensorio.tree import filled, fqns, is_kind, leaves, name_of
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Progress = Callable[[int, int], object]
 
-__all__ = ["Checkpoint", "load_file", "open_checkpoint"]
+__all__ = ["Checkpoint", "checkpoint_of", "load_file", "open_checkpoint"]
 
 
 class Checkpoint(Moving):
@@ -81,6 +81,7 @@ class Checkpoint(Moving):
         self._name = name
         self._opened = opened
         self._arguments = arguments
+        self._reopening: Callable[[], tuple[Any, ...]] | None = None  # how to have it elsewhere, if not by its path
         self._paths: dict[str, Path] | None = None
         self._prefetches = []
         self._rows: Table | None = opened.table if opened.flat else None
@@ -270,6 +271,8 @@ class Checkpoint(Moving):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self._reopening is not None:
+            return self._reopening()
         if self.path is None:
             raise TypeError("a checkpoint opened from a file object or buffer has no path to open again elsewhere")
         return _reopen, (self.path, self._identity(), self._arguments)
@@ -310,6 +313,28 @@ def open_checkpoint(source: Any, *, format: str | None = None, mmap: bool | str 
     check_choice(mmap)
     choices = OpenOptions(**options)
     storage, path, name = open_storage(source, writable=choices.writable)
+    arguments = {"format": format, "mmap": mmap, **options}
+    checkpoint = checkpoint_of(storage, path, name, arguments, verify=verify, progress=progress)
+    leave_behind(source, storage)
+    return checkpoint
+
+
+def checkpoint_of(storage: Storage, path: str | None, name: str, arguments: dict[str, Any], *, verify: bool = False,
+                  progress: Progress | None = None) -> Checkpoint:  # fmt: skip
+    """Open a checkpoint whose bytes are a storage, which is closed if that fails.
+
+    Parameters
+    ----------
+    path : str or None
+        What opens it again.
+    name : str
+        What to call it in messages.
+    arguments : dict
+        Those of `open_checkpoint`, for opening it again.
+    """
+    format, mmap, options = arguments["format"], arguments["mmap"], dict(arguments)
+    del options["format"], options["mmap"]
+    choices = OpenOptions(**options)
     try:
         with error_context(path=name):
             opened = formats.of_storage(storage, format, name).open(storage, choices)
@@ -319,12 +344,10 @@ def open_checkpoint(source: Any, *, format: str | None = None, mmap: bool | str 
                 from tensorio.checkpoint._verify import verify_opened
 
                 verify_opened(opened, name, progress).raise_first()
-        leave_behind(source, storage)
         loading = described(storage, mmap)
     except BaseException:
         storage.close()
         raise
-    arguments = {"format": format, "mmap": mmap, **options}
     return Checkpoint(opened, path, name, arguments, loading)
 
 

@@ -29,9 +29,14 @@ __all__ = ["convert_checkpoint"]
 
 
 def convert_checkpoint(
-    checkpoint: Checkpoint, target: Format, name: str | None, rename: Rename | None
+    checkpoint: Checkpoint, target: Format, name: str | None, rename: Rename | None, align: int | None = None
 ) -> tuple[Plan, list[str]]:
     """Plan the target file.
+
+    Parameters
+    ----------
+    align : int, optional
+        See `tensorio.save`.
 
     Returns
     -------
@@ -43,9 +48,9 @@ def convert_checkpoint(
     names = _renamed(list(checkpoint), rename)
     flat = not hasattr(target, "plan_tree")
     if flat:
-        options = SaveOptions(metadata=checkpoint._opened.metadata, name=name)
+        options = SaveOptions(metadata=checkpoint._opened.metadata, align=align, name=name)
         return target.plan_items(_items(checkpoint, names), options), _others(checkpoint)  # type: ignore[attr-defined]
-    options = SaveOptions(name=name)
+    options = SaveOptions(align=align, name=name)
     plan = _plan_tree(checkpoint, target, names, rename is not None, options)
     dropped = [f"__metadata__.{key}" for key in checkpoint.metadata]
     if rename is not None:

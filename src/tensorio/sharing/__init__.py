@@ -1,0 +1,1 @@
+"""Sharing tensors with other processes of this host: publish once, attach anywhere."""

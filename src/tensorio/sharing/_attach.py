@@ -1,0 +1,171 @@
+"""Attaching to what was published, and the list of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, NamedTuple
+
+from tensorio.checkpoint._checkpoint import Checkpoint
+from tensorio.errors import NotPublishedError, PublicationError, error_context, escaped
+from tensorio.registry import Registry, split_name
+from tensorio.segments import HAS_MEMFD, content_nbytes, is_sealed
+from tensorio.sharing._manifest import KEPT, MEMORY, Manifest
+from tensorio.sharing._publication import Publication
+from tensorio.sharing._reach import open_published, reach
+from tensorio.storage import Identity
+
+__all__ = ["Published", "attach_to", "published_names", "unpublish_name"]
+
+_POLL = 0.005, 0.1  # seconds between looks at a name: at first, at last
+
+
+class Published(NamedTuple):
+    """A published name.
+
+    Attributes
+    ----------
+    name : str
+    kind : {"file", "memory", "kept"}
+        See `Publication`.
+    format : str
+    nbytes : int
+    owners : tuple of int
+        Ids of the processes that hold it and live.
+    persistent : bool
+        Whether it outlives them.
+    path : str or None
+        Of the file, if it is one that was there before.
+    created : float
+        Seconds since 1970.
+    alive : bool
+        Whether it can be attached to.
+    """
+
+    name: str
+    kind: str
+    format: str
+    nbytes: int
+    owners: tuple[int, ...]
+    persistent: bool
+    path: str | None
+    created: float
+    alive: bool
+
+
+def attach_to(what: Any, *, writable: bool, unknown: str | None, allow: tuple[type, ...],
+              timeout: float | None) -> Checkpoint:  # fmt: skip
+    """See `tensorio.attach`."""
+    if isinstance(what, Publication):
+        return what.open(writable=writable)
+    if isinstance(what, int):
+        return _of_descriptor(what, writable, unknown or "error", allow)
+    if not isinstance(what, str):
+        raise TypeError(f"expected a name, a Publication or a descriptor, found {type(what).__name__}")
+    user, name = split_name(what)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    pause, longest = _POLL
+    while True:
+        try:
+            return _attached(user, name, writable, unknown, allow)
+        except NotPublishedError:
+            if deadline is None or time.monotonic() >= deadline:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, longest)
+
+
+def _of_descriptor(fd: int, writable: bool, unknown: str, allow: tuple[type, ...]) -> Checkpoint:
+    """Attach to what came over a socket, which need not be what was said."""
+    if HAS_MEMFD and not is_sealed(fd):
+        raise PublicationError(f"expected a descriptor of sealed memory, found at {fd} what others can still change")
+    manifest = Manifest(None, MEMORY, "", Identity.of(fd), content_nbytes(fd))
+    return open_published(manifest, os.dup(fd), None, writable=writable, unknown=unknown, allow=allow)
+
+
+def _attached(user: int | None, name: str, writable: bool, unknown: str | None, allow: tuple[type, ...]) -> Checkpoint:
+    try:
+        registry = Registry(user)
+    except FileNotFoundError:
+        raise NotPublishedError(f"nothing is published under the name {escaped(name)}") from None
+    with registry, error_context(path=registry.path(name)):
+        while True:
+            manifest = _manifest(registry, name)
+            try:
+                fd, path = reach(manifest)
+            except PublicationError as error:
+                if _manifest(registry, name) != manifest:
+                    continue  # replaced meanwhile
+                if isinstance(error, NotPublishedError):
+                    _remove_stale(registry, name, manifest)
+                raise
+            return open_published(
+                manifest, fd, path, writable=writable, unknown=unknown or manifest.unknown, allow=allow
+            )
+
+
+def _manifest(registry: Registry, name: str) -> Manifest:
+    values = registry.read(name)
+    if values is None:
+        raise NotPublishedError(f"nothing is published under the name {escaped(name)}")
+    try:
+        return Manifest.of_json(values, name)
+    except ValueError as error:
+        raise PublicationError(f"refused the manifest of the published name {escaped(name)}: {error}") from None
+
+
+def _remove_stale(registry: Registry, name: str, manifest: Manifest) -> None:
+    """Remove what a publisher who died left behind, unless somebody is publishing it just now."""
+    if registry.user != os.geteuid() or (manifest.living() and manifest.here):
+        return
+    try:
+        with registry.locked(name):
+            if _manifest(registry, name) == manifest:
+                registry.remove(name)
+                registry.remove_segments(name)
+    except (PublicationError, OSError):
+        pass
+
+
+def published_names() -> list[Published]:
+    """See `tensorio.published`."""
+    try:
+        registry = Registry()
+    except FileNotFoundError:
+        return []
+    with registry:
+        found = (_described(registry, name) for name in registry.names())
+        return [entry for entry in found if entry is not None]
+
+
+def _described(registry: Registry, name: str) -> Published | None:
+    try:
+        m = _manifest(registry, name)
+    except NotPublishedError:
+        return None  # withdrawn meanwhile
+    try:
+        os.close(reach(m)[0])
+        alive = True
+    except PublicationError:
+        alive = False
+    owners = tuple(dict.fromkeys(h.pid for h in m.living())) if m.here else ()
+    path = None if m.kind == KEPT else m.path
+    return Published(name, m.kind, m.format, m.nbytes, owners, m.persistent, path, m.created, alive)
+
+
+def unpublish_name(name: str) -> None:
+    """See `tensorio.unpublish`."""
+    user, name = split_name(name)
+    try:
+        registry = Registry(user)
+    except FileNotFoundError:
+        raise NotPublishedError(f"nothing is published under the name {escaped(name)}") from None
+    with registry, registry.locked(name), error_context(path=registry.path(name)):
+        try:
+            missing = registry.read(name) is None
+        except PublicationError:
+            missing = False  # whatever it is, it goes
+        if missing:
+            raise NotPublishedError(f"nothing is published under the name {escaped(name)}")
+        registry.remove(name)
+        registry.remove_segments(name)

@@ -1,0 +1,149 @@
+"""What is said of a publication: in the file of its name, and to a process that it is sent to."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tensorio.processes import boot_id, is_running, pid_namespace
+from tensorio.storage import Identity
+
+__all__ = ["FILE", "KEPT", "MEMORY", "Holder", "Manifest"]
+
+VERSION = 1
+
+# Where the bytes of a publication are.
+FILE = "file"  # in a checkpoint, which is mapped as it is
+MEMORY = "memory"  # in a sealed segment, which lives as long as somebody holds it
+KEPT = "kept"  # in a file in memory, which lives until it is unpublished
+KINDS = (FILE, MEMORY, KEPT)
+
+
+class Holder(NamedTuple):
+    """A process that has a publication's bytes open.
+
+    Attributes
+    ----------
+    pid, start : int
+        See `tensorio.processes.start_time`.
+    fd : int
+        Where, in that process.
+    """
+
+    pid: int
+    start: int
+    fd: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is still there; by ids of this process's namespace."""
+        return is_running(self.pid, self.start)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a publication is, and where it can be had.
+
+    Attributes
+    ----------
+    name : str or None
+    kind : str
+        `FILE`, `MEMORY` or `KEPT`.
+    format : str
+        Of the bytes.
+    identity : Identity
+        Of the file or segment: whatever is found must be exactly that.
+    nbytes : int
+        Bytes that count; less than the size for segments in reserved huge pages.
+    holders : tuple of Holder
+        Who has it open; any will do.
+    path : str or None
+        The checkpoint, or the file name of the segment in its registry.
+    user : int
+        Whose registry, for `KEPT`.
+    persistent : bool
+        Whether the name outlives the holders.
+    unknown : str
+        See `tensorio.open`; how it was published.
+    created : float
+        Seconds since 1970.
+    boot : str
+        Of the machine's start.
+    namespace : int
+        That the holders' ids are from.
+    """
+
+    name: str | None
+    kind: str
+    format: str
+    identity: Identity
+    nbytes: int
+    holders: tuple[Holder, ...] = ()
+    path: str | None = None
+    user: int = 0
+    persistent: bool = False
+    unknown: str = "error"
+    created: float = 0.0
+    boot: str = dataclasses.field(default_factory=boot_id)
+    namespace: int = dataclasses.field(default_factory=pid_namespace)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {"tensorio": VERSION, **dataclasses.asdict(self)}
+
+    @classmethod
+    def of_json(cls, values: Any, name: str) -> Manifest:
+        """Make it of what a file says, which may be anything.
+
+        Raises
+        ------
+        ValueError
+            What is wrong.
+        """
+        if not isinstance(values, dict) or values.get("tensorio") != VERSION:
+            raise ValueError(f"expected a manifest of version {VERSION}")
+        if values.get("name") != name:
+            raise ValueError("it is of another name")
+        for key, kinds in _TYPES.items():
+            if type(values.get(key)) not in kinds:
+                raise ValueError(f"{key!r} is missing or of a wrong type")
+        if values["kind"] not in KINDS or values["unknown"] not in ("error", "opaque"):
+            raise ValueError("it has a word that means nothing")
+        if values["path"] is None and values["kind"] != MEMORY:
+            raise ValueError("'path' is missing")
+        identity = Identity(*_numbers(values["identity"], len(Identity._fields)))
+        holders = tuple(Holder(*_numbers(holder, len(Holder._fields))) for holder in values["holders"])
+        plain = {key: values[key] for key in _TYPES if key not in ("identity", "holders")}
+        return cls(identity=identity, holders=holders, **plain)
+
+    @property
+    def here(self) -> bool:
+        """Whether the holders' ids are ones of this process's namespace."""
+        return self.namespace == pid_namespace()
+
+    @property
+    def of_this_boot(self) -> bool:
+        """Whether the machine has not been started anew since."""
+        return self.boot == boot_id()
+
+    def living(self) -> tuple[Holder, ...]:
+        """Return the holders that are still there."""
+        return tuple(holder for holder in self.holders if holder.alive)
+
+    def with_holders(self, *holders: Holder) -> Manifest:
+        """Return a copy with other holders."""
+        return dataclasses.replace(self, holders=holders)
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "name": (str,), "kind": (str,), "format": (str,), "identity": (list,), "nbytes": (int,), "holders": (list,),
+    "path": (str, type(None)), "user": (int,), "persistent": (bool,), "unknown": (str,), "created": (int, float),
+    "boot": (str,), "namespace": (int,),
+}  # fmt: skip
+
+
+def _numbers(values: Any, count: int) -> list[int]:
+    if not isinstance(values, list) or len(values) != count or any(type(n) is not int or n < 0 for n in values):
+        raise ValueError(f"expected a list of {count} numbers")
+    return values
