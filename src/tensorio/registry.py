@@ -109,7 +109,9 @@ class Registry:
         if create:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self.folder, 0o700)
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        # What others may go through they may not list; a handle to go through is enough.
+        way = os.O_RDONLY if self.user == os.geteuid() else getattr(os, "O_PATH", os.O_RDONLY)
+        flags = way | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self._fd = os.open(self.folder, flags)
         except OSError as error:
@@ -155,7 +157,7 @@ class Registry:
         """Return the path of a name's manifest, for messages."""
         return os.path.join(self.folder, f"{name}.json")
 
-    def read(self, name: str) -> Any:
+    def read(self, name: str) -> dict[str, Any] | None:
         """Return what a manifest says; None if there is none.
 
         Raises
@@ -169,7 +171,7 @@ class Registry:
             return None
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise self._damaged(name, "it is a link") from None
+                raise self.damaged(name, "it is a link") from None
             raise
         try:
             text = self._text(name, fd)
@@ -178,23 +180,27 @@ class Registry:
         import json
 
         try:
-            return json.loads(text)
+            values = json.loads(text)
         except (ValueError, RecursionError):
-            raise self._damaged(name, "it is no JSON") from None
+            raise self.damaged(name, "it is no JSON") from None
+        if not isinstance(values, dict):
+            raise self.damaged(name, "it is no JSON object")
+        return values
 
     def _text(self, name: str, fd: int) -> bytes:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise self._damaged(name, "it is no regular file")
+            raise self.damaged(name, "it is no regular file")
         if status.st_uid != self.user:
-            raise self._damaged(name, f"it belongs to user {status.st_uid}, expected {self.user}")
+            raise self.damaged(name, f"it belongs to user {status.st_uid}, expected {self.user}")
         if status.st_mode & 0o022:
-            raise self._damaged(name, "others may write to it")
+            raise self.damaged(name, "others may write to it")
         if status.st_size > MANIFEST_MAX:
-            raise self._damaged(name, f"it has {status.st_size} bytes")
+            raise self.damaged(name, f"it has {status.st_size} bytes")
         return os.read(fd, MANIFEST_MAX)
 
-    def _damaged(self, name: str, why: str) -> PublicationError:
+    def damaged(self, name: str, why: str) -> PublicationError:
+        """Return the error that refuses a manifest."""
         return PublicationError(
             f"refused the manifest of the published name {escaped(name)}: {why}; publish with replace=True, or "
             "remove it", path=self.path(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,7 @@ class Checkpoint(Moving):
         self.format = opened.format
         self.path = path
         self.loading = loading
+        self._place = None if path is None else os.path.abspath(path)  # wherever the current folder will be
         self._name = name
         self._opened = opened
         self._arguments = arguments
@@ -273,9 +275,9 @@ class Checkpoint(Moving):
     def __reduce__(self) -> tuple[Any, ...]:
         if self._reopening is not None:
             return self._reopening()
-        if self.path is None:
+        if self._place is None:
             raise TypeError("a checkpoint opened from a file object or buffer has no path to open again elsewhere")
-        return _reopen, (self.path, self._identity(), self._arguments)
+        return _reopen, (self._place, self._identity(), self._arguments)
 
     def _identity(self) -> Identity:
         storage = self._storage(0)

@@ -10,7 +10,7 @@ from tensorio.checkpoint._checkpoint import Checkpoint
 from tensorio.errors import NotPublishedError, PublicationError, error_context, escaped
 from tensorio.registry import Registry, split_name
 from tensorio.segments import HAS_MEMFD, content_nbytes, is_sealed
-from tensorio.sharing._manifest import KEPT, MEMORY, Manifest
+from tensorio.sharing._manifest import KEPT, MEMORY, Manifest, read_manifest
 from tensorio.sharing._publication import Publication
 from tensorio.sharing._reach import open_published, reach
 from tensorio.storage import Identity
@@ -105,13 +105,10 @@ def _attached(user: int | None, name: str, writable: bool, unknown: str | None, 
 
 
 def _manifest(registry: Registry, name: str) -> Manifest:
-    values = registry.read(name)
-    if values is None:
+    manifest = read_manifest(registry, name)
+    if manifest is None:
         raise NotPublishedError(f"nothing is published under the name {escaped(name)}")
-    try:
-        return Manifest.of_json(values, name)
-    except ValueError as error:
-        raise PublicationError(f"refused the manifest of the published name {escaped(name)}: {error}") from None
+    return manifest
 
 
 def _remove_stale(registry: Registry, name: str, manifest: Manifest) -> None:

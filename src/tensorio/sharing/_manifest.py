@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tensorio.processes import boot_id, is_running, pid_namespace
+from tensorio.registry import Registry
 from tensorio.storage import Identity
 
-__all__ = ["FILE", "KEPT", "MEMORY", "Holder", "Manifest"]
+__all__ = ["FILE", "KEPT", "MEMORY", "Holder", "Manifest", "read_manifest"]
 
 VERSION = 1
 
@@ -93,7 +94,7 @@ class Manifest:
         return {"tensorio": VERSION, **dataclasses.asdict(self)}
 
     @classmethod
-    def of_json(cls, values: Any, name: str) -> Manifest:
+    def of_json(cls, values: dict[str, Any], name: str) -> Manifest:
         """Make it of what a file says, which may be anything.
 
         Raises
@@ -101,7 +102,7 @@ class Manifest:
         ValueError
             What is wrong.
         """
-        if not isinstance(values, dict) or values.get("tensorio") != VERSION:
+        if values.get("tensorio") != VERSION:
             raise ValueError(f"expected a manifest of version {VERSION}")
         if values.get("name") != name:
             raise ValueError("it is of another name")
@@ -134,6 +135,23 @@ class Manifest:
     def with_holders(self, *holders: Holder) -> Manifest:
         """Return a copy with other holders."""
         return dataclasses.replace(self, holders=holders)
+
+
+def read_manifest(registry: Registry, name: str) -> Manifest | None:
+    """Return what is said of a name; None if there is no such name.
+
+    Raises
+    ------
+    PublicationError
+        It makes no sense, or is not to be trusted.
+    """
+    values = registry.read(name)
+    if values is None:
+        return None
+    try:
+        return Manifest.of_json(values, name)
+    except ValueError as error:
+        raise registry.damaged(name, str(error)) from None
 
 
 _TYPES: dict[str, tuple[type, ...]] = {

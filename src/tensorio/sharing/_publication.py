@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorio.errors import PublicationError
 from tensorio.registry import Registry
-from tensorio.sharing._manifest import FILE, KEPT, MEMORY, Holder, Manifest
+from tensorio.sharing._manifest import FILE, KEPT, MEMORY, Holder, Manifest, read_manifest
 from tensorio.sharing._reach import myself, open_published, reach
 
 if TYPE_CHECKING:
@@ -114,15 +114,15 @@ class Publication:
         assert self.name is not None
         try:
             with Registry() as registry, registry.locked(self.name):
-                manifest = Manifest.of_json(registry.read(self.name), self.name)
-                if manifest.identity != self._manifest.identity or manifest.persistent:
+                manifest = read_manifest(registry, self.name)
+                if manifest is None or manifest.identity != self._manifest.identity or manifest.persistent:
                     return  # another one took the name; or it is to stay
                 left = [holder for holder in manifest.living() if holder != me]
                 if left:
                     registry.write(self.name, manifest.with_holders(*left).to_json())
                 else:
                     registry.remove(self.name)
-        except (OSError, ValueError, PublicationError):
+        except (OSError, PublicationError):
             pass  # the folder is gone or somebody else's: there is nothing to withdraw
 
     def __enter__(self) -> Publication:

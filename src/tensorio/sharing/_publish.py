@@ -12,7 +12,7 @@ from tensorio.errors import NameTakenError, NotPublishedError, PublicationError,
 from tensorio.registry import Registry, split_name
 from tensorio.segments import content_nbytes, make_file, make_memory
 from tensorio.sharing._layout import Layout, laid_out, opened
-from tensorio.sharing._manifest import FILE, KEPT, MEMORY, Manifest
+from tensorio.sharing._manifest import FILE, KEPT, MEMORY, Manifest, read_manifest
 from tensorio.sharing._publication import Publication, hold
 from tensorio.sharing._reach import myself, reach
 from tensorio.storage import FileStorage, Identity
@@ -68,17 +68,11 @@ def publish_source(source: Any, name: str | None, how: How) -> Publication:
 
 def _existing(registry: Registry, name: str, how: How) -> Manifest | None:
     """What the name stands for now, if that can still be had."""
-    try:
-        values = registry.read(name)
-        if values is None:
-            return None
-        manifest = Manifest.of_json(values, name)
-    except (PublicationError, ValueError):
-        if how.replace:
-            return None
-        raise
     if how.replace:
-        return manifest
+        return None  # whatever it is
+    manifest = read_manifest(registry, name)
+    if manifest is None:
+        return None
     try:
         os.close(reach(manifest)[0])
     except NotPublishedError:
@@ -116,7 +110,11 @@ def _published(source: Any, name: str, registry: Registry, how: How) -> Publicat
     registry.remove_segments(name, _kept_by(registry, name))
     publication = _built(source, name, registry, how)
     try:
-        registry.write(name, publication._manifest.to_json(), how.mode if how.persistent else 0o600)
+        manifest = publication._manifest
+        if how.persistent:  # does not depend on who holds it
+            registry.write(name, manifest.with_holders().to_json(), how.mode)
+        else:
+            registry.write(name, manifest.to_json())
     except BaseException:
         publication.close()
         raise
@@ -129,9 +127,9 @@ def _published(source: Any, name: str, registry: Registry, how: How) -> Publicat
 
 def _kept_by(registry: Registry, name: str) -> str | None:
     """The segment that a name to be replaced stands on; until the new one is there."""
-    with contextlib.suppress(PublicationError, ValueError):
-        manifest = Manifest.of_json(registry.read(name), name)
-        return manifest.path if manifest.kind == KEPT else None
+    with contextlib.suppress(PublicationError):
+        manifest = read_manifest(registry, name)
+        return manifest.path if manifest is not None and manifest.kind == KEPT else None
     return None
 
 
@@ -146,8 +144,7 @@ def _built(source: Any, name: str | None, registry: Registry | None, how: How) -
         assert isinstance(file, FileStorage)
         file.check_unchanged()
         kind = FILE if checkpoint.path is not None else MEMORY  # memory: fetched, and sealed already
-        path = None if checkpoint.path is None else os.path.abspath(checkpoint.path)
-        return _of_descriptor(os.dup(file.fileno()[0]), kind, path, name, layout, how)
+        return _of_descriptor(os.dup(file.fileno()[0]), kind, checkpoint._place, name, layout, how)
     finally:
         if ours and checkpoint is not None:
             checkpoint.close()

@@ -84,11 +84,20 @@ def _open_kept(user: int, entry: str) -> int:
 def _open_held(holder: Holder, identity: Identity) -> int:
     """Open what another process has open, after a look at what that is: opening some devices does something."""
     if holder.pid == os.getpid():
-        return os.dup(holder.fd)
+        return _open_own(holder.fd, identity)
     status = os.stat(f"/proc/{holder.pid}/fd/{holder.fd}")
     if (status.st_dev, status.st_ino) != identity[:2] or not stat.S_ISREG(status.st_mode):
         raise FileNotFoundError
     return open_held(holder.pid, holder.fd)
+
+
+def _open_own(fd: int, identity: Identity) -> int:
+    try:
+        if Identity.of(fd) == identity:
+            return os.dup(fd)
+    except OSError:
+        pass  # closed
+    raise FileNotFoundError
 
 
 def _other_than(manifest: Manifest, fd: int) -> str | None:
@@ -111,8 +120,8 @@ def _missing(manifest: Manifest, refused: list[str]) -> PublicationError:
     what = called(manifest)
     if refused:
         return PublicationError(f"{what} can't be used: {refused[0]}")
-    if manifest.kind == KEPT:
-        return NotPublishedError(f"{what} was withdrawn: its file is gone")
+    if manifest.kind == KEPT or not manifest.holders:
+        return NotPublishedError(f"{what} can't be had: its file is gone")
     pids = ", ".join(str(holder.pid) for holder in manifest.holders[:3])
     if not manifest.here:
         return PublicationError(
