@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["calls", "count", "pass_on", "passed_on"]
+from collections.abc import Callable
+
+__all__ = ["calls", "count", "pass_on", "passed_on", "tell"]
 
 # Name of the act (e.g. "torch.load") -> [times, bytes of the files]. Plain dicts: a lost increment between threads
 # would cost a digit in a message, a lock would cost every load.
 calls: dict[str, list[int]] = {}
 # Name of the act -> times it was left to the original.
 passed_on: dict[str, int] = {}
+
+_listener: Callable[[], None] | None = None
 
 
 def count(name: str, nbytes: int = 0) -> None:
@@ -26,8 +30,18 @@ def count(name: str, nbytes: int = 0) -> None:
         entry = calls.setdefault(name, [0, 0])
     entry[0] += 1
     entry[1] += nbytes
+    if _listener is not None:
+        _listener()
 
 
 def pass_on(name: str) -> None:
     """Count one act that was left to the original function."""
     passed_on[name] = passed_on.get(name, 0) + 1
+    if _listener is not None:
+        _listener()
+
+
+def tell(listener: Callable[[], None] | None) -> None:
+    """Have `listener` called after each act; None: nobody."""
+    global _listener
+    _listener = listener
