@@ -8,6 +8,7 @@
 Importing this package imports neither NumPy nor any framework.
 """
 
+from tensorio import tp
 from tensorio._api import convert, identify, load, open, recover, save, scan, verify
 from tensorio._version import __version__
 from tensorio.allowing import allow
@@ -105,6 +106,7 @@ __all__ = [
     "save",
     "scan",
     "state_dict",
+    "tp",
     "unpublish",
     "verify",
 ]

@@ -47,10 +47,16 @@ RANKS: list[tuple[str, ...]] = [
         "processes",
         "segments",
         "registry",
+        "folders",
     ),
     ("tensors", "modules", "tree", "plan"),
     ("formats",),
-    ("checkpoint", "scanning", "sharing"),
+    (
+        "checkpoint",
+        "scanning",
+        "sharing",
+        "tp",
+    ),
     (
         "_api",
         "cli",
@@ -80,6 +86,7 @@ DOORS = (
     "processes",
     "segments",
     "registry",
+    "folders",
     "cli",
     "__main__",
 )

@@ -64,6 +64,7 @@ NAMES = [
     "save",
     "scan",
     "state_dict",
+    "tp",
     "unpublish",
     "verify",
 ]
