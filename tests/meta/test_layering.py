@@ -49,13 +49,12 @@ RANKS: list[tuple[str, ...]] = [
         "registry",
         "folders",
     ),
-    ("tensors", "modules", "tree", "plan"),
+    ("tensors", "modules", "tree", "plan", "tp"),
     ("formats",),
     (
         "checkpoint",
         "scanning",
         "sharing",
-        "tp",
     ),
     (
         "_api",
