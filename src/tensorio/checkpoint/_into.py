@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tensorio import _host
-from tensorio.dtypes import BY_NAME, numpy_dtype
+from tensorio.dtypes import numpy_dtype
 from tensorio.errors import TensorMismatchError, error_context
 from tensorio.ranges import RangeStorage
 from tensorio.reading import READ_PIECE, in_threads, readers
@@ -74,7 +74,7 @@ def _fitting(info: TensorInfo, target: Any) -> memoryview | None:
             )
         return raw.cast("B") if raw.nbytes else memoryview(bytearray())
     shape = (info.nbytes,) if info.packed else info.shape
-    dtype = numpy_dtype(BY_NAME[info.dtype])
+    dtype = numpy_dtype(info.dtype)
     if target.shape != shape or target.dtype != dtype:
         raise TensorMismatchError(
             f"a target does not fit: expected {shape} {dtype}, found {target.shape} {target.dtype}", record=info.fqn
