@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+from tensorio import _host
 from tensorio.errors import UnsupportedError
 from tensorio.storage import FileStorage, MemoryStorage, Storage, arena
 
@@ -69,7 +70,7 @@ def _in_memory(data: memoryview, writable: bool) -> MemoryStorage:
     if not writable:
         return MemoryStorage(data)
     copy = arena(data.nbytes)
-    copy[:] = data
+    _host.copy(copy, data)
     return MemoryStorage(copy, writable=True)
 
 

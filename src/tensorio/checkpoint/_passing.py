@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tensorio.checkpoint._prefetch import Prefetch
 from tensorio.reading import HUGE_PAGE
 
 if TYPE_CHECKING:
@@ -26,9 +25,8 @@ def in_passing(
     """Yield tensors in the file's order; see `Checkpoint.stream`."""
     order = _in_file_order(checkpoint, fqns)
     behind: dict[int, tuple[Storage, int, int]] = {}
-    with Prefetch(checkpoint, order, WINDOW if window is None else window, None) as ahead:
+    with checkpoint.prefetch(order, window=WINDOW if window is None else window):
         for fqn in order:
-            ahead.advance(fqn)
             yield fqn, checkpoint[fqn]
             for chunk in checkpoint.infos[fqn].chunks:
                 _, offset, nbytes = chunk.extent
