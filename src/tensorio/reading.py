@@ -119,11 +119,14 @@ def read_into(
     done = 0
     lock = threading.Lock()
     with _Direct(fd, start, out, cached if total >= DIRECT_FROM else None) as direct:
+        cold = {span for span in spans if direct.is_cold(*span)}
+        # Those first: the others, read through the cache, have the system read on behind them.
+        spans.sort(key=lambda span: span not in cold)
 
         def read(span: tuple[int, int]) -> None:
             nonlocal done
             at, n = span
-            skip = direct.read(at, n)
+            skip = direct.read(at, n) if span in cold else 0
             pread_full(fd, start + at + skip, out[at + skip : at + n])
             if progress is not None:
                 with lock:
@@ -166,10 +169,14 @@ class _Direct:
             self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
             self.waits = True
 
+    def is_cold(self, at: int, nbytes: int) -> bool:
+        """Whether most of a range is to be read past the cache."""
+        return self._fd >= 0 and self._cached is not None and self._cached(at, nbytes) <= nbytes // 2
+
     def read(self, at: int, nbytes: int) -> int:
         """Read from the beginning of a range; return how many bytes, 0 if it is to be read otherwise."""
-        whole = nbytes // self._step * self._step if self._fd >= 0 else 0
-        if not whole or self._cached is None or self._cached(at, nbytes) > nbytes // 2:
+        whole = nbytes // self._step * self._step
+        if not whole:
             return 0
         try:
             return os.preadv(self._fd, [self._out[at : at + whole]], self._start + at)
