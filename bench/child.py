@@ -21,7 +21,12 @@ BENCH = Path(__file__).resolve().parent
 
 def do(act: str, *arguments: object) -> dict[str, Any]:
     """Do an act in a process of its own and return what it reports."""
-    answer = subprocess.run(command(act, *arguments), check=True, stdout=subprocess.PIPE, env=environment()).stdout
+    return run(command(act, *arguments))
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    """Run a program and return what it reports."""
+    answer = subprocess.run(arguments, check=True, stdout=subprocess.PIPE, env=environment()).stdout
     found: dict[str, Any] = json.loads(answer)
     return found
 

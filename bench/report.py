@@ -15,7 +15,8 @@ from typing import Any
 from race import Bound, Entry, Row, Table, median
 
 BENCH = Path(__file__).resolve().parent
-PACKAGES = ("numpy", "torch", "safetensors", "zlib-ng", "isal", "pytest-benchmark")
+PACKAGES = ("numpy", "torch", "safetensors", "zlib-ng", "isal", "fastsafetensors", "runai-model-streamer", "tensorizer",
+            "pytest-benchmark")  # fmt: skip
 
 
 def machine(folder: Path) -> str:
@@ -67,6 +68,7 @@ HEAD = ("", "cpu", "wall", "ours:its cpu", "wall", "target", "met")
 SECTIONS = (
     "bench_open",
     "bench_load_big",
+    "bench_cold",
     "bench_save",
     "bench_convert",
     "bench_verify",

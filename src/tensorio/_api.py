@@ -44,14 +44,15 @@ def open(
         ``s3://...`` are read whole through fsspec (extra ``remote``).
     format : str, optional
         Name of the format; found by content if not given.
-    mmap : {"auto", True, False}
+    mmap : {"auto", True, False, "random"}
         Whether to map the file. False reads all of it with all cores into one
         block of memory. "auto" maps, too, unless the file is on a filesystem
         where a page fault is a request to a server or a program (NFS, Lustre,
         FUSE, 9p, ...): from there, `load` reads the file into memory by large
         reads, and `open` maps it but has the bytes of each tensor read ahead
         before its array is handed out. ``Checkpoint.loading`` says what was
-        done, and why.
+        done, and why. "random" maps for single rows here and there out of a
+        file that is not in memory: nothing is read around them.
     writable : bool
         Whether arrays may be written to. The file never changes: pages are
         copied when written.

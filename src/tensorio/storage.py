@@ -76,6 +76,11 @@ class FileStorage(Storage):
         First byte that counts (a file object may stand in mid-file).
     writable : bool
         Map private copy-on-write pages instead of read-only shared ones.
+
+    Attributes
+    ----------
+    random : bool
+        Whether single pages will be looked at here and there, so that nothing is to be read around them.
     """
 
     def __init__(self, fd: int, name: str, *, start: int = 0, writable: bool = False) -> None:
@@ -87,6 +92,7 @@ class FileStorage(Storage):
         self._view: memoryview | None = None
         self._map: Mapping | None = None
         self._huge = False
+        self.random = False
         self._fetched = bytearray()
         try:
             self.identity = Identity.of(fd)
@@ -148,12 +154,18 @@ class FileStorage(Storage):
         return self._map is None
 
     def lease(self) -> Lease:
+        if self._lease is not None:
+            return self._lease
         self._use_huge_pages()
         return super().lease()
 
     def _use_huge_pages(self) -> None:
         """Only once the headers are read: each of those would have cost two huge pages."""
-        if not self._huge and self._map is not None and self.identity.size >= HUGE_PAGE:
+        if self._map is None:
+            return
+        if self.random:
+            paging.advise(self._map, "MADV_RANDOM")
+        elif not self._huge and self.identity.size >= HUGE_PAGE:
             self._huge = True
             paging.advise(self._map, "MADV_HUGEPAGE")
 
@@ -169,7 +181,7 @@ class FileStorage(Storage):
         try:
             yield
         finally:
-            paging.advise(mapping, "MADV_NORMAL")
+            paging.advise(mapping, "MADV_RANDOM" if self.random else "MADV_NORMAL")
             if self._huge:
                 paging.advise(mapping, "MADV_HUGEPAGE")
 

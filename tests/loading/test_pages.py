@@ -93,6 +93,27 @@ def test_scattered_headers_are_read_without_reading_around_them(path: Path) -> N
     storage.close()
 
 
+def test_random_access_reads_nothing_around(path: Path) -> None:
+    with tensorio.open(path, mmap="random") as checkpoint:
+        held = checkpoint["a"]
+        assert "rr" in flags_of(path)
+        assert "hg" not in flags_of(path)
+        with checkpoint._opened.storages[0].scattered():
+            pass
+        assert "rr" in flags_of(path)
+        assert checkpoint.loading.endswith("nothing read around what is looked at")
+        if evicted(path) == 0:
+            for i in range(0, 6 << 20, 1 << 20):
+                assert held[i] == i
+            fd = os.open(path, os.O_RDONLY)
+            assert _host.cached(fd, 0, path.stat().st_size) <= 8 * mmap.PAGESIZE
+            os.close(fd)
+    del held
+    tree = tensorio.load(path, mmap="random")
+    assert "rr" in flags_of(path)
+    del tree
+
+
 def evicted(path: Path) -> int:
     """Drop a file from the page cache; bytes that stayed."""
     fd = os.open(path, os.O_RDONLY)

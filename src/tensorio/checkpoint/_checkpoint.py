@@ -366,6 +366,8 @@ def load_file(
                 reader.open(storage, options)  # a bad header must not cost reading the payload
                 settle(storage, mmap, progress, whole=True)
                 storage.read_ahead(0, storage.nbytes)
+            else:
+                settle(storage, mmap, progress, whole=True)
             tree = reader.load(storage, options)
             storage.check_unchanged()
         leave_behind(source, storage)

@@ -20,8 +20,8 @@ FAR = "page faults there are single small reads"
 
 def check_choice(mmap: Any) -> None:
     """Raise if `mmap` is none of what `tensorio.open` takes."""
-    if not (isinstance(mmap, bool) or mmap == "auto"):
-        raise ValueError(f"mmap= is True, False or 'auto', not {mmap!r}")
+    if not (isinstance(mmap, bool) or mmap in ("auto", "random")):
+        raise ValueError(f"mmap= is True, False, 'auto' or 'random', not {mmap!r}")
 
 
 def reads_payload(storage: Storage, mmap: bool | str) -> bool:
@@ -42,6 +42,8 @@ def settle(storage: Storage, mmap: bool | str, progress: Progress | None, *, who
     whole : bool
         Whether all of it is wanted now.
     """
+    if isinstance(storage, FileStorage):
+        storage.random = mmap == "random"
     if not reads_payload(storage, mmap):
         return
     assert isinstance(storage, FileStorage)
@@ -71,7 +73,8 @@ def described(storage: Storage, mmap: bool | str) -> str:
         return f"read ahead: {disk}; {FAR}"
     if not storage.in_memory:
         kind = "mapped, private pages where written to" if storage.writable else "mapped"
-        return f"{kind}: {disk.type or disk}" + (", in memory already" if disk.in_memory else "")
+        note = ", in memory already" if disk.in_memory else ", nothing read around what is looked at" * storage.random
+        return f"{kind}: {disk.type or disk}{note}"
     if not mmap:
         return "read into memory: mmap=False"
     return f"read into memory: {disk}; " + (FAR if disk.far else "files can't be mapped there")
