@@ -62,7 +62,11 @@ def gathered(
         if array.size:
             read(offset + begin, _bytes_of(array))
         return array
-    selected, rebased = _selections(index, tuple(shape))
+    try:
+        selected, rebased = _selections(index, tuple(shape))
+    except IndexError:
+        # NumPy's words for it; or no error, where nothing is selected at all.
+        return np.zeros(np.broadcast_to(np.zeros((), np.uint8), shape)[index].shape, dtype)
     box = np.zeros([len(s) for s in selected], dtype)
     if box.size:
         _Box(read, shape, dtype, selected).fill(0, offset, box)
@@ -97,7 +101,7 @@ def _selections(index: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[list[Se
     selected: list[Selected] = []
     rebased: list[Any] = []
     for item in index:
-        if item is None or isinstance(item, bool):
+        if item is None or item is Ellipsis or isinstance(item, bool):
             rebased.append(item)
         elif isinstance(item, np.ndarray):
             for coordinates in _coordinates(item, shape, len(selected)):
@@ -119,11 +123,11 @@ def _coordinates(array: np.ndarray[Any, Any], shape: tuple[int, ...], dim: int) 
     """The coordinates, none negative, of an array of them or of a mask."""
     if array.dtype.kind == "b":
         if array.shape != shape[dim : dim + array.ndim]:
-            raise IndexError(f"a mask of shape {array.shape} does not fit dimensions {shape[dim : dim + array.ndim]}")
+            raise IndexError
         return array.nonzero()
     size = shape[dim]
     if array.size and (int(array.min()) < -size or int(array.max()) >= size):
-        raise IndexError(f"a coordinate is out of bounds for dimension {dim} of size {size}")
+        raise IndexError
     signed = array.astype(np.intp)
     return (np.where(signed < 0, signed + size, signed),)
 
@@ -162,7 +166,7 @@ class _Box:
             for begin, end in self._chunks(k):
                 if end - begin == 1 and self.dense[k + 1]:
                     at = offset + int(self.selected[k][begin]) * self.strides[k] + self.lead[k + 1]
-                    self.read(at, _bytes_of(out[begin]))
+                    self.read(at, _bytes_of(out[begin:end]))
                 else:
                     self._window(k, offset, self.selected[k][begin:end], out[begin:end])
         else:

@@ -33,7 +33,7 @@ def checked(index: Any, shape: Shape) -> tuple[Any, ...]:
     -------
     tuple
         Of int (may be negative), slice (with bounds), None, bool, and arrays of
-        integers or bool; no ellipsis.
+        integers or bool; an ellipsis only where it stands for no dimension.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def checked(index: Any, shape: Shape) -> tuple[Any, ...]:
         raise SafetensorIndexError("Only one ellipsis (...) is allowed in slice index")
     at = next((i for i, item in enumerate(items) if item is Ellipsis), None)
     rest = [slice(None)] * (len(shape) - used)
-    if at is not None:
+    if at is not None and rest:  # one that stands for no dimension stays: between arrays, it still parts them
         items[at : at + 1], rest = rest, []
     dim = 0
     for i, item in enumerate(items):
