@@ -141,6 +141,9 @@ def _read(fd: int, offset: int, out: memoryview) -> None:
         if done == len(out):
             return
         offset, out = offset + done, out[done:]
+    missing = offset + len(out) - os.fstat(fd).st_size
+    if missing > 0:
+        raise TruncatedError(f"the file has become {missing} bytes too short while it was open", offset=offset)
     read_into(fd, offset, out)
 
 
@@ -171,7 +174,7 @@ def opened(source: object, *, writable: bool) -> File:
 
     Parameters
     ----------
-    source : str, bytes, os.PathLike, buffer or seekable binary file object
+    source : str, os.PathLike, buffer or seekable binary file object
         See `tensorio.open`.
     writable : bool
         Map private copy-on-write pages.

@@ -54,8 +54,8 @@ class safe_open:  # noqa: N801  # the name that its users know
 
     Parameters
     ----------
-    filename : str, bytes, os.PathLike, buffer or seekable binary file object
-        A file object counts from its current position on.
+    filename : str, os.PathLike, buffer or seekable binary file object
+        Bytes are a file's content. A file object counts from its current position on.
     framework : str
         ``"pt"``, ``"torch"``, ``"pytorch"``; ``"np"``, ``"numpy"``; ``"jax"``,
         ``"flax"``; ``"tf"``, ``"tensorflow"``; ``"mlx"``; ``"paddle"``.
@@ -153,8 +153,9 @@ class safe_open:  # noqa: N801  # the name that its users know
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the file; tensors and slices taken from it stay valid."""
-        self._file_ = None
-        del self._reader
+        if self._file_ is not None:
+            self._file_ = None
+            del self._reader
 
     def __reduce__(self) -> tuple[Any, ...]:
         path, framework, device, backend = self._arguments

@@ -11,7 +11,15 @@ from collections.abc import Collection, Iterable, Mapping
 
 import torch
 
-__all__ = ["end_ptr", "find_shared_tensors", "is_complete", "remove_duplicate_names", "storage_ptr", "storage_size"]
+__all__ = [
+    "end_ptr",
+    "filter_shared_not_shared",
+    "find_shared_tensors",
+    "is_complete",
+    "remove_duplicate_names",
+    "storage_ptr",
+    "storage_size",
+]
 
 State = Mapping[str, torch.Tensor]
 
@@ -67,7 +75,12 @@ def find_shared_tensors(state: State) -> list[set[str]]:
         pointer, size = storage_ptr(tensor), storage_size(tensor)
         if pointer and size:
             storages.setdefault((tensor.device, pointer, size), []).append(name)
-    return [group for names in storages.values() for group in _overlapping(names, state)]
+    return filter_shared_not_shared(storages.values(), state)
+
+
+def filter_shared_not_shared(groups: Iterable[Iterable[str]], state: State) -> list[set[str]]:
+    """Split groups of tensors of one storage each into groups of those that overlap."""
+    return [group for names in groups for group in _overlapping(list(names), state)]
 
 
 def _overlapping(names: list[str], state: State) -> list[set[str]]:

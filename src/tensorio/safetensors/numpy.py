@@ -97,7 +97,7 @@ def load_file(filename: Any, *, backend: str = "mmap") -> dict[str, Array]:
 
     Parameters
     ----------
-    filename : str, bytes, os.PathLike, buffer or seekable binary file object
+    filename : str, os.PathLike, buffer or seekable binary file object
     backend : {"mmap", "pread"}
         ``"mmap"``: views of a private copy-on-write mapping; ``"pread"``: read into memory.
 

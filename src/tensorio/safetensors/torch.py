@@ -56,6 +56,7 @@ _SIZE: dict[torch.dtype, int] = {dtype: dtype.itemsize for dtype in _TYPES.value
 storage_ptr, storage_size = _sharing.storage_ptr, _sharing.storage_size
 _end_ptr, _is_complete = _sharing.end_ptr, _sharing.is_complete
 _find_shared_tensors, _remove_duplicate_names = _sharing.find_shared_tensors, _sharing.remove_duplicate_names
+_filter_shared_not_shared = _sharing.filter_shared_not_shared
 
 _SPARSE = (
     "You are trying to save a sparse tensors: `{names}` which this library does not support. You can make it a dense"
@@ -139,7 +140,7 @@ def load_file(filename: Any, device: Any = "cpu", *, backend: str = "mmap") -> T
 
     Parameters
     ----------
-    filename : str, bytes, os.PathLike, buffer or seekable binary file object
+    filename : str, os.PathLike, buffer or seekable binary file object
     device : str, int or torch.device
     backend : {"mmap", "pread"}
         ``"pread"`` reads each tensor into memory of its own.
