@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-__all__ = ["boot_id", "free_memory", "is_running", "pid_namespace", "start_time"]
+__all__ = ["boot_id", "free_memory", "is_running", "mappers", "pid_namespace", "start_time"]
 
 PLENTY = 1 << 62  # bytes; where nothing tells
 _GROUPS = "/sys/fs/cgroup"
@@ -62,6 +62,40 @@ def pid_namespace() -> int:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         return 0
+
+
+def mappers(files: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
+    """Find the processes that have files mapped, as far as this user may look.
+
+    Parameters
+    ----------
+    files : iterable of (device, inode)
+
+    Returns
+    -------
+    dict of (device, inode) to list of int
+        Process ids, ascending.
+
+    Notes
+    -----
+    Reads ``/proc/PID/maps`` of every process: milliseconds for each.
+    """
+    found: dict[tuple[int, int], list[int]] = {file: [] for file in files}
+    words = {b"%02x:%02x %d" % (os.major(device), os.minor(device), inode): (device, inode) for device, inode in found}
+    pids = sorted(int(name) for name in _listed("/proc") if name.isdecimal()) if words else []
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as f:
+            here = {b" ".join(line.split(None, 5)[3:5]) for line in f}
+            for word in here & words.keys():
+                found[words[word]].append(pid)
+    return found
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 # ------------------------------------------------------------------------ memory

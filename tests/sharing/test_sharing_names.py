@@ -121,6 +121,16 @@ def test_plain_file_has_a_name_as_long_as_its_owner(tmp_path: Path) -> None:
 
 
 @linux
+def test_name_of_a_plain_file_goes_with_a_killed_owner(tmp_path: Path, registry: Path) -> None:
+    path = tmp_path / "model.pt"
+    tensorio.save({"w": np.ones(3)}, path)
+    kill(publisher(str(path), "m"))
+    with pytest.raises(tensorio.NotPublishedError, match="has ended"):
+        tensorio.attach("m")
+    assert list(registry.iterdir()) == []
+
+
+@linux
 def test_plain_file_that_was_replaced_is_still_the_published_one(tmp_path: Path) -> None:
     """The publisher has it open: readers get what was published, until it publishes the new one."""
     path = tmp_path / "model.pt"

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from tensorio._version import __version__
-from tensorio.cli import convert, demo, inspect, recover, scan, verify
+from tensorio.cli import convert, demo, inspect, publish, recover, scan, verify
 from tensorio.cli._text import complain
 from tensorio.errors import TensorIOError
 
@@ -83,6 +83,8 @@ def cli() -> None:
 
 for module in (inspect, verify, scan, convert, recover, demo):
     cli.add_command(module.command)
+for command in publish.commands:
+    cli.add_command(command)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 from tensorio.checkpoint._checkpoint import Checkpoint
 from tensorio.errors import NotPublishedError, PublicationError, error_context, escaped
+from tensorio.processes import mappers
 from tensorio.registry import Registry, split_name
 from tensorio.segments import HAS_MEMFD, content_nbytes, is_sealed
 from tensorio.sharing._manifest import KEPT, MEMORY, Manifest, read_manifest
 from tensorio.sharing._publication import Publication
-from tensorio.sharing._reach import open_published, reach
+from tensorio.sharing._reach import open_published, reach_named
 from tensorio.storage import Identity
 
 __all__ = ["Published", "attach_to", "published_names", "unpublish_name"]
@@ -32,6 +33,8 @@ class Published(NamedTuple):
     nbytes : int
     owners : tuple of int
         Ids of the processes that hold it and live.
+    readers : tuple of int
+        Ids of the processes that have it mapped, as far as this user may look.
     persistent : bool
         Whether it outlives them.
     path : str or None
@@ -47,6 +50,7 @@ class Published(NamedTuple):
     format: str
     nbytes: int
     owners: tuple[int, ...]
+    readers: tuple[int, ...]
     persistent: bool
     path: str | None
     created: float
@@ -92,7 +96,7 @@ def _attached(user: int | None, name: str, writable: bool, unknown: str | None, 
         while True:
             manifest = _manifest(registry, name)
             try:
-                fd, path = reach(manifest)
+                fd, path = reach_named(manifest)
             except PublicationError as error:
                 if _manifest(registry, name) != manifest:
                     continue  # replaced meanwhile
@@ -131,23 +135,21 @@ def published_names() -> list[Published]:
     except FileNotFoundError:
         return []
     with registry:
-        found = (_described(registry, name) for name in registry.names())
-        return [entry for entry in found if entry is not None]
+        manifests = [m for name in registry.names() if (m := read_manifest(registry, name)) is not None]
+    mapped = mappers(manifest.identity[:2] for manifest in manifests)
+    return [_described(manifest, mapped[manifest.identity[:2]]) for manifest in manifests]
 
 
-def _described(registry: Registry, name: str) -> Published | None:
+def _described(m: Manifest, readers: list[int]) -> Published:
     try:
-        m = _manifest(registry, name)
-    except NotPublishedError:
-        return None  # withdrawn meanwhile
-    try:
-        os.close(reach(m)[0])
+        os.close(reach_named(m)[0])
         alive = True
     except PublicationError:
         alive = False
     owners = tuple(dict.fromkeys(h.pid for h in m.living())) if m.here else ()
     path = None if m.kind == KEPT else m.path
-    return Published(name, m.kind, m.format, m.nbytes, owners, m.persistent, path, m.created, alive)
+    assert m.name is not None
+    return Published(m.name, m.kind, m.format, m.nbytes, owners, tuple(readers), m.persistent, path, m.created, alive)
 
 
 def unpublish_name(name: str) -> None:

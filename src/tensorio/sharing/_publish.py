@@ -14,7 +14,7 @@ from tensorio.segments import content_nbytes, make_file, make_memory
 from tensorio.sharing._layout import Layout, laid_out, opened
 from tensorio.sharing._manifest import FILE, KEPT, MEMORY, Manifest, read_manifest
 from tensorio.sharing._publication import Publication, hold
-from tensorio.sharing._reach import myself, reach
+from tensorio.sharing._reach import myself, reach_named
 from tensorio.storage import FileStorage, Identity
 
 __all__ = ["How", "publish_source"]
@@ -74,7 +74,7 @@ def _existing(registry: Registry, name: str, how: How) -> Manifest | None:
     if manifest is None:
         return None
     try:
-        os.close(reach(manifest)[0])
+        os.close(reach_named(manifest)[0])
     except NotPublishedError:
         return None  # a stale name
     except PublicationError as error:
@@ -96,7 +96,7 @@ def _owner(manifest: Manifest) -> str:
 
 def _joined(registry: Registry, name: str, manifest: Manifest, how: How) -> Publication:
     """Hold what another process published, so that the name outlives that process."""
-    fd, _ = reach(manifest)
+    fd, _ = reach_named(manifest)
     manifest = manifest.with_holders(*manifest.living(), myself(fd))
     publication = Publication(manifest, fd, allow=how.options["allow"])
     if not manifest.persistent and manifest.here:

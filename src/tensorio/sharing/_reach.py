@@ -16,7 +16,7 @@ from tensorio.segments import HAS_MEMFD, is_sealed, open_file, open_held
 from tensorio.sharing._manifest import FILE, KEPT, MEMORY, Holder, Manifest
 from tensorio.storage import FileStorage, Identity, Storage
 
-__all__ = ["called", "myself", "open_published", "reach"]
+__all__ = ["called", "myself", "open_published", "reach", "reach_named"]
 
 
 def called(manifest: Manifest) -> str:
@@ -62,6 +62,13 @@ def reach(manifest: Manifest) -> tuple[int, str | None]:
         refused.append(why)
         os.close(fd)
     raise _missing(manifest, refused)
+
+
+def reach_named(manifest: Manifest) -> tuple[int, str | None]:
+    """Do the same by its name, which goes with the last process that holds it, even where a file stays behind."""
+    if not manifest.persistent and manifest.here and not manifest.living():
+        raise _missing(manifest, [])
+    return reach(manifest)
 
 
 def _candidates(manifest: Manifest) -> Iterator[tuple[str | None, Callable[[], int]]]:
