@@ -10,8 +10,9 @@ Source: github.com/dmlc/dlpack, include/dlpack/dlpack.h, release 1.2.
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, intptr_t, uint8_t, uint16_t, uint64_t
 from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
 
 from tensorio._arrays cimport Lease
 from tensorio._csrc cimport tio_row
@@ -26,6 +27,7 @@ cdef extern from "Python.h":
     PyGILState_STATE PyGILState_Ensure() nogil
     void PyGILState_Release(PyGILState_STATE) nogil
     int Py_IsInitialized() nogil
+    object PyObject_CallOneArg(object callable, object arg)
 
 cdef struct DLDataType:
     uint8_t code
@@ -47,6 +49,7 @@ cdef struct Managed:  # DLManagedTensor, and behind it what is ours
     void *manager_ctx
     void (*deleter)(Managed *) noexcept nogil
     PyObject *lease
+    void *copy  # in the place of the lease
     int64_t dims[1]  # shape and strides, as many as there are
 
 cdef enum:
@@ -83,7 +86,8 @@ cdef int _FLOAT4_X2 = _BY_NAME["float4_e2m1fn_x2"].code
 cdef void _release(Managed *managed) noexcept nogil:
     """Called by the consumer, from any of its threads, with or without the GIL."""
     cdef PyGILState_STATE state
-    if Py_IsInitialized():
+    free(managed.copy)
+    if managed.lease != NULL and Py_IsInitialized():
         state = PyGILState_Ensure()
         with gil:
             Py_DECREF(<object> managed.lease)
@@ -98,8 +102,11 @@ cdef void _unused(object capsule) noexcept:
 
 
 cdef object _capsule(Lease lease, int64_t dtype, int64_t rank, const int64_t *shape, const int64_t *strides,
-                     int64_t offset, int64_t nbytes):
-    """Like `_arrays._make`: the row was proven inside its storage when it was made, and is checked once more."""
+                     int64_t offset, int64_t nbytes, bint copy=False):
+    """Like `_arrays._make`: the row was proven inside its storage when it was made, and is checked once more.
+
+    With `copy`, over a copy of the bytes, aligned as malloc does it.
+    """
     cdef Managed *managed
     cdef int64_t i, itemsize
     cdef bint halved = dtype == _FLOAT4
@@ -116,7 +123,8 @@ cdef object _capsule(Lease lease, int64_t dtype, int64_t rank, const int64_t *sh
     managed = <Managed *> malloc(sizeof(Managed) + 2 * rank * sizeof(int64_t))
     if managed == NULL:
         raise MemoryError()
-    managed.tensor.data = lease.ptr + offset
+    # Tensors without bytes have no address: torch.save takes two at one address for views of the same memory.
+    managed.tensor.data = lease.ptr + offset if nbytes else NULL
     managed.tensor.device_type, managed.tensor.device_id = CPU, 0
     managed.tensor.ndim = <int32_t> rank
     managed.tensor.dtype = _dtypes[dtype]
@@ -131,13 +139,41 @@ cdef object _capsule(Lease lease, int64_t dtype, int64_t rank, const int64_t *sh
         managed.dims[rank + i] = strides[i] // itemsize  # DLPack counts elements
     if halved:
         _halve(managed, rank)
-    Py_INCREF(lease)
-    managed.lease = <PyObject *> lease
+    managed.lease = managed.copy = NULL
+    if copy:
+        _copy(managed, nbytes)
+    else:
+        Py_INCREF(lease)
+        managed.lease = <PyObject *> lease
     try:
         return PyCapsule_New(managed, "dltensor", _unused)
     except BaseException:
         _release(managed)
         raise
+
+
+cdef int _copy(Managed *managed, int64_t nbytes) except -1:
+    cdef void *made = malloc(nbytes if nbytes else 1)
+    if made == NULL:
+        free(managed)
+        raise MemoryError()
+    managed.copy = made
+    with nogil:
+        memcpy(made, managed.tensor.data, nbytes)
+    managed.tensor.data = made
+    return 0
+
+
+cdef object _handed_over(PyObject *lease, PyObject *consumer, int64_t dtype, int64_t rank, const int64_t *shape,
+                         const int64_t *strides, int64_t offset, int64_t nbytes):
+    """What a consumer makes of a capsule; of a copy, where the elements would not be aligned."""
+    cdef Lease held = <Lease?> <object> lease
+    cdef bint copy = nbytes and <intptr_t> (held.ptr + offset) & (_itemsize[dtype] - 1) != 0
+    return PyObject_CallOneArg(<object> consumer, _capsule(held, dtype, rank, shape, strides, offset, nbytes, copy))
+
+
+# How the pickle machine reaches `_handed_over` without importing NumPy at load time.
+hand_over = PyCapsule_New(<void *> &_handed_over, "tensorio._dlpack.hand_over", NULL)
 
 
 cdef void _halve(Managed *managed, int64_t rank) noexcept:

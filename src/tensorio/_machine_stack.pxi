@@ -37,6 +37,7 @@ cdef class _Stack:
     cdef Py_ssize_t memo_next
     cdef Py_ssize_t frame_end  # of the open FRAME; 0 if none
     cdef int64_t budget  # bytes that may still be made, besides what the bytes read allow
+    cdef bint plain  # whether what is odd, though not damaged, ends the run by `NotPlain`
     cdef Py_ssize_t placeholders  # mentions of storages, less those that tensors were made of
 
     def __cinit__(self, pickle, Py_ssize_t start, *args, **kwargs):
@@ -383,6 +384,8 @@ cdef class _Stack:
         except UnicodeError:
             if encoding is None:
                 return raw
+            if self.plain:
+                raise _NotPlain("text in another encoding") from None
             self.wrong(f"expected text in {encoding}, found {escaped(raw)}; try encoding='latin1' or 'bytes'")
 
 

@@ -9,6 +9,8 @@ cdef enum:
 
 ctypedef object (*make_view_fn)(PyObject *lease, int64_t dtype, int64_t rank, const int64_t *shape,
                                 const int64_t *strides, int64_t offset, int64_t nbytes)
+ctypedef object (*hand_over_fn)(PyObject *lease, PyObject *consumer, int64_t dtype, int64_t rank, const int64_t *shape,
+                                const int64_t *strides, int64_t offset, int64_t nbytes)
 
 
 @cython.final
@@ -79,6 +81,17 @@ cdef class _Tensors(_Stack):
     cdef Py_ssize_t n_dims, dims_room
     cdef bint legacy  # ids may have the parts that they had before zip
     cdef Py_ssize_t first_row, first_dim
+    # Where the tensors are not NumPy's:
+    cdef object maker  # see `tensorio.pickles.Maker`
+    cdef object consumer
+    cdef hand_over_fn hand_over
+    cdef const uint8_t *taken
+    cdef list bases  # by record: the first tensor in it, or all its bytes
+    cdef dict decoded_as  # the dtype as which a record that is not raw was decoded
+    cdef Py_ssize_t current  # record of the last view
+    cdef bint moves  # whether its storage goes to another device
+    cdef object here  # a location whose storages do not
+    cdef object location
 
     def __cinit__(self, pickle, Py_ssize_t start, records, list leases, decode, set wanted, Py_ssize_t first_row,
                   Py_ssize_t first_dim, *args, **kwargs):
@@ -101,7 +114,9 @@ cdef class _Tensors(_Stack):
         self.grow_records(self.n_records)
         if self.n_records:
             memcpy(self.extents, &cells[0], self.n_records * sizeof(Extent))
-        if leases is not None:
+        if leases is not None and args[0].maker is not None:
+            self.make_others(args[0].maker)
+        elif leases is not None:
             from tensorio import _arrays
             import numpy
             self.make_view = <make_view_fn> (<void **> PyCapsule_GetPointer(
@@ -113,6 +128,19 @@ cdef class _Tensors(_Stack):
         PyMem_Free(self.seen)
         PyMem_Free(self.rows)
         PyMem_Free(self.dims)
+
+    cdef int make_others(self, object maker) except -1:
+        """Make tensors by a `Maker` instead of arrays."""
+        from tensorio import _dlpack
+        self.maker = maker
+        self.plain = True
+        self.consumer = maker.consumer
+        self.taken = <const uint8_t *> <bytes> maker.taken
+        self.hand_over = <hand_over_fn> (<void **> PyCapsule_GetPointer(
+            _dlpack.hand_over, "tensorio._dlpack.hand_over"))
+        self.bases = [None] * self.n_records
+        self.decoded_as = {}
+        return 0
 
     # ------------------------------------------------------------- storages
 
@@ -145,6 +173,8 @@ cdef class _Tensors(_Stack):
         if PyTuple_GET_SIZE(pid) == 6:
             view = <object> PyTuple_GET_ITEM(pid, 5)
             if view is not None:
+                if self.maker is not None:
+                    raise _NotPlain("a storage that is a part of another")
                 self.narrow(ref, view, numel)
         self.placeholders += 1
         self.drop(self.sp - 1)
@@ -174,10 +204,12 @@ cdef class _Tensors(_Stack):
             record = self.new_record(key, count, cls, numel, location)
         if record < 0:
             self.wrong(f"storage {self.shown(key, count)} has no record in the archive")
+        if self.maker is not None:
+            self.locate(cls, location)
         seen = &self.seen[record]
         if seen.cls == <void *> cls and seen.numel == numel:
             return record
-        if seen.cls != NULL:
+        if seen.cls != NULL and (numel or seen.numel):  # storages without bytes may be of any type
             self.wrong(f"storage {self.shown(key, count)} is mentioned twice, with different types or sizes")
         if not tio_mul(<uint64_t> numel, <uint64_t> cls.itemsize, &want) \
                 or want != <uint64_t> self.extents[record].nbytes:
@@ -187,6 +219,19 @@ cdef class _Tensors(_Stack):
         seen.cls = <void *> cls
         seen.numel = numel
         return record
+
+    @cython.final
+    cdef inline int locate(self, _Global cls, object location) except -1:
+        """Note where the maker puts a storage."""
+        if cls.name[0] == "Q":
+            raise _NotPlain("quantized elements")
+        self.moves = False
+        if location is not self.here or location is None:
+            self.location = location
+            self.moves = self.maker.moves(location)
+            if not self.moves:
+                self.here = location
+        return 0
 
     @cython.final
     cdef Py_ssize_t new_record(self, const uint8_t *key, Py_ssize_t count, _Global cls, int64_t numel,
@@ -303,6 +348,12 @@ cdef class _Tensors(_Stack):
 
     @cython.final
     cdef int dtype_v3(self, _StorageRef ref, object dtype, tio_row *row) except -1:
+        if self.maker is not None:
+            known = self.maker.dtypes.get(dtype)
+            if known is None:
+                raise _NotPlain("a tensor of some other type")
+            row.dtype = known.code
+            return known.itemsize
         if type(dtype) is not _TorchDType:
             self.expected("a dtype", dtype)
         if ref.cls.kind != K_UNTYPED and ref.itemsize != 1:
@@ -321,6 +372,8 @@ cdef class _Tensors(_Stack):
             self.expected("a bool as requires_grad", requires_grad)
         if hooks is not None and not PyODict_CheckExact(hooks):
             self.expected("an OrderedDict of hooks", hooks)
+        if self.maker is not None and hooks:
+            raise _NotPlain("hooks")
         return 0
 
     @cython.final
@@ -360,6 +413,7 @@ cdef class _Tensors(_Stack):
                 self.wrong("size and stride overflow")
         row.storage = extent.storage if extent.storage >= 0 else -1 - record  # not raw: a storage is made for it
         row.offset = extent.offset + begin
+        self.current = record
         row.chunks = 1
         row.chunk = 0
         row.nbytes = 0
@@ -378,6 +432,8 @@ cdef class _Tensors(_Stack):
         """An array, or a leaf and a row."""
         cdef Leaf leaf
         self.charge(COST_TENSOR + 16 * row.rank)
+        if self.maker is not None:
+            return self.others(row, dims)
         if self.leases is not None and self.wanted is None:
             return self.array(row, dims)
         self.keep_row(row, dims)
@@ -407,6 +463,47 @@ cdef class _Tensors(_Stack):
             self.charge(max(0, <int64_t> made - row.nbytes))
             out = _lazy_bits(out, row.flags & TIO_ROW_CONJ, row.flags & TIO_ROW_NEG)
         return out
+
+    @cython.final
+    cdef object others(self, tio_row *row, int64_t *dims):
+        """A tensor by the maker: one storage per record, which the first tensor that covers it brings along."""
+        cdef Py_ssize_t record = self.current
+        cdef const Extent *extent = self.extents + record
+        cdef object lease, out, base = self.bases[record]
+        if base is None or extent.storage < 0:
+            lease = self.leases[extent.storage] if extent.storage >= 0 else self.decoded_once(record, row.dtype)
+        if base is None and not self.moves and self.taken[row.dtype] and row.nbytes == extent.nbytes:
+            out = self.hand_over(<PyObject *> lease, <PyObject *> self.consumer, row.dtype, row.rank, dims,
+                                 dims + row.rank, row.offset, row.nbytes)
+            if row.nbytes:
+                self.bases[record] = out
+        else:
+            out = self.other_view(row, dims, lease if base is None else None)
+        if row.flags & TIO_ROW_REQUIRES_GRAD:
+            out.requires_grad = True
+        if row.flags & (TIO_ROW_CONJ | TIO_ROW_NEG):
+            self.maker.set_bits(out, bool(row.flags & TIO_ROW_CONJ), bool(row.flags & TIO_ROW_NEG))
+        return out
+
+    @cython.final
+    cdef object decoded_once(self, Py_ssize_t record, int64_t dtype):
+        """The lease of a record that is not raw: one of them, as it is one storage."""
+        cdef int unit = _DTYPES[dtype].swap
+        if self.decoded_as.setdefault(record, unit) != unit:
+            raise _NotPlain("a record of the other byte order, as elements of two sizes")
+        return self.decode(record, dtype)
+
+    @cython.final
+    cdef object other_view(self, tio_row *row, int64_t *dims, object lease):
+        """A tensor in a storage that others may be in, too."""
+        cdef const Extent *extent = self.extents + self.current
+        cdef int64_t i, itemsize = _DTYPES[row.dtype].itemsize
+        if lease is not None:
+            self.bases[self.current] = self.maker.base(
+                lease, extent.offset, extent.nbytes, itemsize, self.location if self.moves else None)
+        return self.maker.view(
+            self.bases[self.current], row.dtype, row.offset - extent.offset, tuple([dims[i] for i in range(row.rank)]),
+            tuple([dims[row.rank + i] // itemsize for i in range(row.rank)]))
 
     @cython.final
     cdef int keep_row(self, tio_row *row, int64_t *dims) except -1:
@@ -447,6 +544,9 @@ cdef class _Tensors(_Stack):
         if len(args) != 3:
             self.wrong(f"expected 3 arguments to rebuild a parameter, found {len(args)}")
         tensor = args[0]
+        if self.maker is not None:
+            self.check_grad(args[1], args[2], row)
+            return self.maker.parameter(tensor, args[1])
         if not self.is_tensor(tensor):
             if type(tensor) is _Opaque:
                 return tensor
@@ -469,6 +569,8 @@ cdef class _Tensors(_Stack):
         """Tell whether an object is a plain tensor: a leaf, or an array (of a storage, or of NumPy's own)."""
         if type(obj) is Leaf:
             return True
+        if self.maker is not None:
+            return False
         if self.ndarray is None:
             self.ndarray = getattr(_modules.get("numpy"), "ndarray", None)  # loaded by now, if the object is one
         return self.ndarray is not None and type(obj) is self.ndarray

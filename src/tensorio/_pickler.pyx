@@ -144,6 +144,9 @@ cdef class _Pickler:
         in bytes, flags) for tensors that stand for bytes elsewhere.
     compact : bool
         Store the part of torch's storages that tensors reach, not all of them.
+    exact : bool
+        Write what ``torch.save`` would: NumPy arrays as NumPy pickles them, no
+        bytes as two types, nothing from another device.
     """
     cdef char *out
     cdef Py_ssize_t n, room
@@ -163,12 +166,14 @@ cdef class _Pickler:
     cdef int32_t *group_pieces  # piece of each group, -1 before its first mention
     cdef object leaf
     cdef bint compact
+    cdef bint exact
+    cdef dict classes       # exact: the class as which the bytes at an address are saved
     cdef dict by_storage    # torch storages: (identity, class) -> Piece
     cdef object torch, torch_tensor, torch_parameter, torch_storage, torch_typed_storage
     cdef object g_v2, g_v3, g_parameter, g_untyped
     cdef list g_storage
 
-    def __cinit__(self, _Pickler grouped=None, leaf=None, bint compact=False):
+    def __cinit__(self, _Pickler grouped=None, leaf=None, bint compact=False, bint exact=False):
         cdef Py_ssize_t i
         self.keep, self.keys = [], []
         self.made = {}
@@ -181,6 +186,8 @@ cdef class _Pickler:
                 self.group_pieces[i] = -1
         self.leaf = leaf
         self.compact = compact
+        self.exact = exact
+        self.classes = {}
         self.by_storage = {}
         self.torch = sys.modules.get("torch")
         self.torch_tensor = getattr(self.torch, "Tensor", None)
@@ -348,7 +355,7 @@ cdef class _Pickler:
     cdef int save_more(self, object obj, type kind) except -1:
         if kind is dict:
             return self.save_dict(<dict> obj)
-        if kind is _ndarray and self.save_array(obj, obj):
+        if kind is _ndarray and not self.exact and self.save_array(obj, obj):
             return 0
         if kind is tuple:
             return self.save_tuple(<tuple> obj)
@@ -389,7 +396,7 @@ cdef class _Pickler:
         if kind is Opaque:
             raise UnsupportedError(f"{obj!r} stands for an object of a class that was not allowed when the file was "
                                    "opened, and can't be written")
-        if _is_foreign_tensor(obj):
+        if not self.exact and _is_foreign_tensor(obj):
             a = _as_numpy(obj)
             self.keep.append(a)
             if self.save_array(a, obj):
@@ -938,10 +945,14 @@ cdef class _Pickler:
         # As in torch, an empty storage is of every class.
         key = (storage._cdata, (_BY_BYTES if kind == _BYTE or kind == "UntypedStorage" or type(kind) is int
                                 and _STORAGE_OF[kind] is None else kind) if count else None)
+        if self.exact and count and self.classes.setdefault(storage.data_ptr(), key[1]) != key[1]:
+            raise UnsupportedError("bytes that are saved as two types")
         piece = self.by_storage.get(key)
         if piece is None:
             if storage.device.type == "meta":
                 raise UnsupportedError("a storage on the meta device has no bytes to save")
+            if self.exact and storage.device.type != "cpu":
+                raise UnsupportedError("a storage on another device")
             here = storage if storage.device.type in ("cpu", "meta") else storage.cpu()
             self.keep.append((storage, here))
             piece = self.new_piece(-1, <int64_t> <uintptr_t> (<object> here.data_ptr()), here.nbytes())
@@ -1076,13 +1087,13 @@ cdef void _close_group(Span **order, Py_ssize_t first, Py_ssize_t last, int64_t 
             order[i].group_hi = hi
 
 
-def dumps(obj, leaf=None, bint compact=False):
+def dumps(obj, leaf=None, bint compact=False, bint exact=False):
     """Return the pickle of a torch file and the storages that go with it.
 
     Parameters
     ----------
     obj : object
-    leaf, compact
+    leaf, compact, exact
         See `_Pickler`.
 
     Returns
@@ -1102,13 +1113,13 @@ def dumps(obj, leaf=None, bint compact=False):
     Arrays that share memory are found after a first run; the second then
     knows their storages. About 0.5 us per array.
     """
-    cdef _Pickler pickler = _Pickler(None, leaf, compact)
+    cdef _Pickler pickler = _Pickler(None, leaf, compact, exact)
     cdef _Pickler first
     cdef Py_ssize_t i
     data = pickler.dump(obj)
     if pickler.n_spans > 1 and _group(pickler.spans, pickler.n_spans):
         first = pickler
-        pickler = _Pickler(first, leaf, compact)
+        pickler = _Pickler(first, leaf, compact, exact)
         data = pickler.dump(obj)
         pickler.keep.append(first.keep)
     spaces, offsets, sizes = (array.clone(_Q, pickler.n_pieces, False) for _ in range(3))

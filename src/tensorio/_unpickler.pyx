@@ -49,7 +49,7 @@ from tensorio.machine.calls import CALLS as _CALLS, STATES as _STATES, TYPES as 
 from tensorio.machine.calls import DICTS as _DICTS, LISTS as _LISTS, is_key as _is_key
 from tensorio.machine.rebuild_kinds import KINDS as _REBUILD_KINDS
 from tensorio.pickles import Loaded as _Loaded, Mentioned as _Mentioned, Named as _Named, Rules as _Rules
-from tensorio.pickles import Records as _Records, Unbuilt as _Unbuilt_class
+from tensorio.pickles import NotPlain as _NotPlain, Records as _Records, Unbuilt as _Unbuilt_class
 from tensorio.values import Device, Opaque, Size, TorchDType, TorchTag
 
 cdef object _new_tuple = tuple.__new__
@@ -231,9 +231,20 @@ cdef class _Machine(_Arrays):
             self.named.append(_Named((<_Global> found).module, (<_Global> found).name, self.at))
         if type(found) is _Global:
             if (<_Global> found).value is not None:
-                return (<_Global> found).value
+                return self.value_of((<_Global> found).value)
             if (<_Global> found).kind == K_INERT:
+                if self.maker is not None:
+                    raise _NotPlain("an object of torch's own")
                 return self.inert(key, (<_Global> found).module, (<_Global> found).name)
+        return found
+
+    cdef inline object value_of(self, object value):
+        """What a name that stands for itself is in the tree."""
+        if self.maker is None:
+            return value
+        found = self.maker.values.get(value)
+        if found is None:
+            raise _NotPlain("a value of some other sort")
         return found
 
     cdef object find_rare(self, bytes key):
@@ -248,6 +259,8 @@ cdef class _Machine(_Arrays):
         found = _GLOBALS.get(f"{modern[0]}\n{modern[1]}\n".encode())
         if found is not None:
             return found
+        if self.maker is not None:
+            raise _NotPlain("a name that is not on the list")
         found = self.rules.allow.get((module, name))
         if found is not None:
             return found
@@ -568,6 +581,8 @@ cdef class _Machine(_Arrays):
             self.charge(COST_DICT + 2 * <int64_t> len(first))
         else:
             self.charge(COST_OPAQUE + (COST_ITEM * <int64_t> len(first) if isinstance(first, _SIZED) else 0))
+        if self.maker is not None and kind < K_NP_RECONSTRUCT:
+            return self.call_plain(kind, callee, args)
         if kind == K_REBUILD_KIND:
             return _REBUILD_KINDS[callee.kind_name](args, self)
         if kind == K_REBUILD_QTENSOR:
@@ -588,6 +603,15 @@ cdef class _Machine(_Arrays):
         if kind == K_JOBLIB_ARRAY:
             return _Unbuilt("joblib_array")
         return self.call_numpy(kind, callee, args)
+
+    cdef object call_plain(self, int kind, _Global callee, tuple args):
+        """The calls that a maker's tensors go with."""
+        if kind == K_REBUILD_PARAMETER_STATE and len(args) == 4 and not args[3]:
+            return self.parameter(args[:3])
+        call = self.maker.calls.get(callee.kind_name) if kind == K_CALL or kind == K_ORDERED_DICT else None
+        if call is None:
+            raise _NotPlain(f"a call of {callee.name}")
+        return call(self.spelled_out(args), self.check)
 
     cdef object qtensor(self, tuple args):
         """(storage, offset, size, stride, quantizer, requires_grad, hooks)."""
@@ -639,6 +663,8 @@ cdef class _Machine(_Arrays):
             state = self.pop()
             self.unbuilt -= 1
             return self.replace(self.build(target, state))
+        elif self.maker is not None and id(target) not in self.unfilled:
+            raise _NotPlain("an object that takes a state")
         elif id(target) not in self.unfilled and self.is_tensor(target):
             self.old_variable(target, state)
         else:
@@ -759,6 +785,9 @@ cdef class _Machine(_Arrays):
             if self.named is not None:
                 return _Opaque("", "persistent id", (key,))
             self.wrong(f"persistent id {escaped(key)}: there is no such tensor in the file")
+        if self.maker is not None:
+            self.location = "cpu"
+            self.moves = self.maker.moves("cpu")
         record = placed.record
         if not 0 <= record < self.n_records:
             raise ValueError(f"record {record}")
@@ -1004,6 +1033,8 @@ cdef class _Machine(_Arrays):
         if self.unbuilt:
             self.wrong("the pickle stops before an object has its state")
         if self.placeholders or self.spans or self.bare_names or type(out) is _Global:
+            if self.maker is not None:
+                raise _NotPlain("a storage, or a name, by itself")
             return self.spell_out(out, True)
         return out
 

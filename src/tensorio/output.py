@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], object]
 
-__all__ = ["write_plan"]
+__all__ = ["replacing", "write_plan"]
 
 # What a filesystem without the call answers; anything else is a real failure.
 _NOT_OFFERED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV}
@@ -52,6 +52,43 @@ def write_plan(plan: Plan, target: object, *, durable: bool = True, progress: Pr
         raise TypeError(
             f"expected a path (str, os.PathLike) or a writable binary file object, found {type(target).__name__}"
         )
+
+
+@contextlib.contextmanager
+def replacing(path: str | bytes | os.PathLike[str]) -> Iterator[str]:
+    """Let somebody else write a file that is to appear whole or not at all.
+
+    Yields
+    ------
+    str
+        A path of the target's file name, in a folder beside it. What is there at
+        the end is renamed over the target; after an error, it is removed.
+
+    Raises
+    ------
+    OSError
+        From the system.
+    UnsupportedError
+        The target exists and is not a regular file.
+    """
+    target = os.path.realpath(os.fsdecode(os.fspath(path)))
+    old = _old_file(target)
+    folder, name = os.path.split(target)
+    beside = os.path.join(folder, f".tensorio-{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    with _naming(target):
+        os.mkdir(beside)
+    written = os.path.join(beside, name)
+    try:
+        yield written
+        with _naming(target):
+            if old is not None:
+                os.chmod(written, stat.S_IMODE(old.st_mode))
+            os.replace(written, target)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(written)
+        with contextlib.suppress(OSError):
+            os.rmdir(beside)
 
 
 def _write_object(plan: Plan, write: Callable[[bytes], object], progress: Progress | None) -> None:

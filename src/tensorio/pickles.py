@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-__all__ = ["SPARE", "Loaded", "Mentioned", "Named", "Placed", "Records", "Rules", "Unbuilt"]
+if TYPE_CHECKING:
+    from tensorio._arrays import Lease
+    from tensorio.dtypes import DType
+
+__all__ = ["SPARE", "Loaded", "Maker", "Mentioned", "Named", "NotPlain", "Placed", "Records", "Rules", "Unbuilt"]
 
 # Promise P3 of docs/security.md: the pickles of a file cost at most this many bytes, plus 32 times theirs.
 SPARE = 64 << 20
@@ -36,6 +40,60 @@ class Records(NamedTuple):
         return cls(array("q"), {}, array("q"))
 
 
+class NotPlain(Exception):
+    """The pickle has something that a `Maker` does not make; whoever asked for it goes another way."""
+
+
+class Maker(Protocol):
+    """Makes the tensors of another library, and the values that go with them, while a pickle is read.
+
+    Only what most checkpoints hold: anything else ends the run with `NotPlain`.
+    """
+
+    @property
+    def consumer(self) -> Callable[[Any], Any]:
+        """What takes a DLPack capsule."""
+
+    @property
+    def taken(self) -> bytes:
+        """By dtype code: 1 where `consumer` takes capsules of it."""
+
+    @property
+    def values(self) -> Mapping[Any, Any]:
+        """What stands for a `TorchDType`, a `TorchTag` or a type; others are not plain."""
+
+    @property
+    def dtypes(self) -> Mapping[Any, DType]:
+        """The rows of dtypes among the values."""
+
+    @property
+    def calls(self) -> Mapping[str, Callable[[tuple[Any, ...], Callable[[object], None]], Any]]:
+        """In the place of `tensorio._calls.CALLS`, and all of those that there are."""
+
+    def moves(self, location: object) -> bool:
+        """Tell whether storages of a location go to another device than the file's memory."""
+
+    def base(self, lease: Lease, offset: int, nbytes: int, itemsize: int, location: object) -> Any:
+        """Return all bytes of a record as a tensor that others may be views of.
+
+        Parameters
+        ----------
+        itemsize : int
+            What their address must be a multiple of.
+        location : object
+            As the pickle has it; None if the bytes stay where they are.
+        """
+
+    def view(self, base: Any, dtype: int, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        """Return a tensor in the storage of another one; `offset` in bytes, strides in elements."""
+
+    def parameter(self, tensor: Any, requires_grad: bool) -> Any:
+        """Return a tensor as a parameter."""
+
+    def set_bits(self, tensor: Any, conj: bool, neg: bool) -> None:
+        """Mark a tensor as conjugated, negated or both."""
+
+
 class Rules(NamedTuple):
     """How a pickle is to be read.
 
@@ -56,6 +114,8 @@ class Rules(NamedTuple):
         `Opaque`, never refused.
     spare : int
         Bytes that reading it may cost besides those per byte of the pickle.
+    maker : Maker or None
+        Makes tensors in the place of NumPy, where arrays would be made.
     """
 
     unknown: str = "error"
@@ -64,6 +124,7 @@ class Rules(NamedTuple):
     own: str = ""
     legacy: bool = False
     spare: int = SPARE
+    maker: Maker | None = None
 
 
 class Placed(NamedTuple):

@@ -96,10 +96,10 @@ def test_read_only_storages_are_refused(file: Path) -> None:
                          ids=lambda d: d.name)  # fmt: skip
 @pytest.mark.parametrize("taken", [True, False], ids=["dlpack", "around"])
 def test_every_type_by_both_ways(row: Any, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if taken and row.code not in _tensors._TAKEN:
+    if taken and row.code not in _tensors.TAKEN:
         pytest.skip("DLPack has no such type")
     if not taken:
-        monkeypatch.setattr(_tensors, "_TAKEN", frozenset())
+        monkeypatch.setattr(_tensors, "TAKEN", frozenset())
     data = bytearray(range(80)) if row.name != "bool" else bytearray(b"\0\1" * 40)
     storage = MemoryStorage(data, writable=True)
     tensor = _tensors.tensor_of(table(row.code, (2, 2), 4 * row.itemsize, 16), 0, storage.lease())

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tensorio import allowing
-from tensorio.errors import LimitError
-from tensorio.pickles import SPARE, Rules
+from tensorio.errors import ChecksumError, LimitError
+from tensorio.pickles import SPARE, Maker, Rules
 from tensorio.storage import Storage
 from tensorio.tensors import Table
 
@@ -105,6 +105,10 @@ class OpenOptions:
         Bytes that its pickles may cost, all of them together, besides what they may cost per byte.
     room : Room
         Shared by all that is within one file.
+    maker : Maker or None
+        Makes the tensors of what is loaded (not opened), if they are not to be arrays.
+    tolerate : callable or None
+        Is given the error of a record whose checksum differs, and tells whether to go on (files of torch's only).
     """
 
     unknown: str = "error"
@@ -118,11 +122,13 @@ class OpenOptions:
     depth: int = 0
     spare: int = SPARE
     room: Room = field(default_factory=Room, compare=False)
+    maker: Maker | None = None
+    tolerate: Callable[[ChecksumError], bool] | None = None
 
     def rules(self, own: str = "", legacy: bool = False) -> Rules:
         """How the file's pickles are to be read; see `tensorio.pickles.Rules`."""
         allowed = allowing.table(self.allow, opaque=self.unknown == "opaque")
-        return Rules(self.unknown, self.encoding, allowed, own or self.own, legacy, self.spare)
+        return Rules(self.unknown, self.encoding, allowed, own or self.own, legacy, self.spare, self.maker)
 
     def within(self, parts: int, nbytes: int) -> OpenOptions:
         """Return the options for each of so many parts of a file of so many bytes."""
@@ -188,6 +194,7 @@ class SaveOptions:
     align: int | None = None
     compact: bool = False
     name: str | None = None  # the target's file name, None for a file object
+    exact: bool = False  # what torch.save would write, NumPy arrays included: nothing is taken for a tensor
 
 
 class Format(Protocol):

@@ -52,7 +52,7 @@ class TorchArchive:
     def __init__(self, storage: Storage, options: OpenOptions, writer: str, folder: str = "") -> None:
         self.storage = storage
         self.options = options
-        self.archive = Archive(storage)
+        self.archive = Archive(storage, options.tolerate)
         self._writer = writer
         self.prefix = self.find_prefix()
         self.numbers, self.keys, self.others = self.archive.names(self.full(folder) if folder else "")

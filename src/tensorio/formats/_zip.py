@@ -36,14 +36,21 @@ MAX_INFLATED = 1 << 36  # bytes
 class Archive:
     """The records of one archive, checked; no payload over `CHECKED_ON_OPEN` bytes was touched.
 
+    Parameters
+    ----------
+    storage : Storage
+    tolerate : callable, optional
+        Is given the error of a record whose checksum differs, and tells whether to go on.
+
     Attributes
     ----------
     rows : bytearray
         For the ``_core.zip_`` functions.
     """
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, tolerate: Callable[[ChecksumError], bool] | None = None) -> None:
         self.storage = storage
+        self._tolerate = tolerate
         mapped = storage.mapped and storage.nbytes > LET_GO_FROM
         with storage.scattered():
             self.rows, _, _ = _core.zip_read(storage.view(), mapped)
@@ -54,11 +61,13 @@ class Archive:
     def fail_checksum(self, record: int, expected: int, actual: int) -> None:
         """Raise the error for a record whose bytes changed."""
         name = self.name(record)
-        raise ChecksumError(
+        error = ChecksumError(
             f"CRC-32 of the record: expected {expected:08x}, found {actual:08x}: its bytes changed since it was "
             "written; get the file again or go back to an older one",
             expected=expected, actual=actual, record=name, offset=_core.zip_record(self.rows, record)[0],
         )  # fmt: skip
+        if self._tolerate is None or not self._tolerate(error):
+            raise error
 
     def names(self, inner: str) -> tuple[array[int], dict[str, int], dict[str, int]]:
         """Return record numbers by name: "0", "1", ... below the folder `inner`, others below it, all others."""

@@ -115,6 +115,11 @@ class _Layout(TorchArchive):
             )  # fmt: skip
 
 
+def layout_of(storage: Storage, options: OpenOptions) -> _Layout:
+    """Return the records of a file; none is read, but for the notes among them."""
+    return _Layout(storage, options)
+
+
 def open(storage: Storage, options: OpenOptions) -> Opened:
     """Read the directory and the pickle; touches at most one page per record."""
     layout = _Layout(storage, options)
@@ -148,7 +153,9 @@ def plan(obj: object, options: SaveOptions) -> ZipPlan:
     from tensorio.formats._items import c_order, native
 
     payloads = Payloads()
-    data, _, payloads.addresses, payloads.sizes, payloads.keep, made = _pickler.dumps(obj, compact=options.compact)
+    data, _, payloads.addresses, payloads.sizes, payloads.keep, made = _pickler.dumps(
+        obj, compact=options.compact, exact=options.exact
+    )
     payloads.makers = {i: partial(c_order, odd, native) for i, odd in made.items()}
     return _archive(data, payloads, options)
 

@@ -12,4 +12,8 @@ except ImportError as error:
         raise
     raise ImportError("tensorio.torch needs torch: pip install 'tensorio[torch]'", name="torch") from None
 
-__all__: list[str] = []
+from tensorio.torch._errors import LoadError
+from tensorio.torch._load import load
+from tensorio.torch._save import save
+
+__all__ = ["LoadError", "load", "save"]

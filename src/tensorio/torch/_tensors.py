@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tensorio.formats._base import Opened
     from tensorio.tensors import Table
 
-__all__ = ["CODES", "FROM_DLPACK", "TYPES", "bytes_of", "tensor_of", "tensors_of", "to_device", "unsupported"]
+__all__ = ["CODES", "FROM_DLPACK", "TAKEN", "TYPES", "bytes_of", "tensor_of", "tensors_of", "to_device", "unsupported"]
 
 # The public function checks what it is given, in Python, at five times the cost.
 FROM_DLPACK = getattr(torch._C, "_from_dlpack", torch.utils.dlpack.from_dlpack)
@@ -33,10 +33,8 @@ _HALVED = {"float4_e2m1fn": "float4_e2m1fn_x2"}
 
 # torch's type by code of ours; None where this release has none.
 TYPES: tuple[Any, ...] = tuple(getattr(torch, _HALVED.get(d.name, d.name), None) for d in DTYPES)
-# And back.
-CODES: dict[Any, int] = {
-    dtype: DTYPES[code].code for code, dtype in reversed(list(enumerate(TYPES))) if dtype is not None
-}
+# And back: types whose shape counts what torch's does.
+CODES: dict[Any, int] = {TYPES[d.code]: d.code for d in DTYPES if TYPES[d.code] is not None and not d.packed}
 
 
 def _is_taken(code: int) -> bool:
@@ -53,7 +51,7 @@ def _is_taken(code: int) -> bool:
         return False
 
 
-_TAKEN = frozenset(d.code for d in DTYPES if _is_taken(d.code))
+TAKEN = frozenset(d.code for d in DTYPES if _is_taken(d.code))
 
 
 def tensors_of(opened: Opened) -> dict[str, torch.Tensor]:
@@ -82,7 +80,7 @@ def tensors_of(opened: Opened) -> dict[str, torch.Tensor]:
     table = opened.table
     leases = [_writable(storage).lease() for storage in opened.storages]
     codes, chunks = set(table.rows[0::ROW]), set(table.rows[7::ROW])
-    if codes <= _TAKEN and chunks <= {1}:
+    if codes <= TAKEN and chunks <= {1}:
         made = _dlpack.tensors(table.rows, table.dims, leases, FROM_DLPACK)
     else:
         made = [tensor_of(table, row, leases[table.storage_of(row)]) for row in range(len(table))]
@@ -102,7 +100,7 @@ def tensor_of(table: Table, row: int, lease: Lease) -> torch.Tensor:
     if table.chunk_count(row) != 1:
         raise UnsupportedError("a tensor that is spread over several places of its files", record=table.names[row])
     code = table.rows[row * ROW]
-    if code in _TAKEN:
+    if code in TAKEN:
         return FROM_DLPACK(_dlpack.tensor_row(table.rows, table.dims, row, lease))
     _, _, rank, dims, _, offset, nbytes = table.rows[row * ROW : row * ROW + 7]
     if TYPES[code] is None or DTYPES[code].packed:
