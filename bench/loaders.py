@@ -158,9 +158,7 @@ def _pages(tensors: dict[str, Any]) -> Iterator[int]:
 def _measured(loader: Loader, path: str) -> dict[str, float]:
     for module in (*IMPORTS, loader.needs):
         __import__(module)
-    if loader.needs != "tensorio":
-        __import__("torch")
-        loader.load(str(Path(path).with_name("warm-up" + loader.suffix)))  # what it sets up at its first use
+    loader.load(str(Path(path).with_name("warm-up" + loader.suffix)))  # what it sets up at its first use
     before, share = child.status("VmRSS"), _share()
     wall, cpu = time.perf_counter(), time.process_time()
     held, tensors = loader.load(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import NamedTuple
 
 __all__ = ["Disk", "disk_of"]
@@ -16,8 +17,8 @@ FAR = {
 FAR_FAMILIES = ("fuse",)  # fuse.sshfs, fuse.gcsfuse, fuseblk: a program answers every request
 IN_MEMORY = {"devtmpfs", "hugetlbfs", "ramfs", "tmpfs"}
 # Where reading past the page cache is known to be quicker for a cold file, and safe.
-DIRECT = {"ext2", "ext3", "ext4", "f2fs", "xfs"}
-_KEPT = 64  # filesystems whose type is remembered
+DIRECT = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "xfs"}
+_KEPT, _KEPT_FOR = 64, 1.0  # filesystems whose type is remembered, and for how many seconds
 
 
 class Disk(NamedTuple):
@@ -53,7 +54,7 @@ class Disk(NamedTuple):
         return f"{self.type} at {self.mount}" if self.type else "a filesystem that the system does not name"
 
 
-_found_before: dict[int, Disk] = {}
+_found_before: dict[int, tuple[float, Disk]] = {}
 
 
 def disk_of(device: int, fd: int) -> Disk:
@@ -70,13 +71,16 @@ def disk_of(device: int, fd: int) -> Disk:
     Notes
     -----
     An overlay counts as what it says it is: its layers may be out of sight from inside a container, and are local
-    as a rule. One small file of the kernel's is read, and the answer remembered.
+    as a rule. One small file of the kernel's is read, and the answer remembered for a second: numbers are given to
+    other filesystems once these are unmounted.
     """
-    disk = _found_before.get(device)
-    if disk is None:
+    now = time.monotonic()
+    then, disk = _found_before.get(device, (-_KEPT_FOR, Disk("", "")))
+    if now - then >= _KEPT_FOR:
         if len(_found_before) >= _KEPT:
             _found_before.clear()
-        disk = _found_before[device] = _look(device, fd)
+        disk = _look(device, fd)
+        _found_before[device] = now, disk
     return disk
 
 

@@ -55,8 +55,12 @@ class Storage:
 
             with self._lock:
                 if self._lease is None:
+                    self._before_use()
                     self._lease = Lease(self.view(), self.writable)
         return self._lease
+
+    def _before_use(self) -> None:
+        """Called when the headers are read and the first array is to be made."""
 
     def stream(self, offset: int, nbytes: int) -> Iterator[memoryview]:
         """Yield a range in pieces, for a reader that comes by once: memory stays flat where the bytes are mapped."""

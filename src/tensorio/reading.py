@@ -25,6 +25,9 @@ HUGE_PAGE = 2 << 20
 MAX_READERS = 16
 # Threads that wait for a disk or a server, whatever the number of cores (measured: bench/bench_cold.py).
 WAITING_READERS = 8
+# Where each read waits for a server: pieces of about what one request may carry, and more of them at once.
+FAR_PIECE = 1 << 20
+FAR_READERS = 16
 # A file that is smaller may as well stay in the page cache.
 DIRECT_FROM = 64 << 20
 PAGE = mmap.PAGESIZE
@@ -97,7 +100,12 @@ def in_threads(work: Callable[[Job], object], jobs: Sequence[Job], threads: int)
 
 
 def read_into(
-    fd: int, start: int, out: memoryview, progress: Progress | None = None, cached: Cached | None = None
+    fd: int,
+    start: int,
+    out: memoryview,
+    progress: Progress | None = None,
+    cached: Cached | None = None,
+    direct: bool = False,
 ) -> None:
     """Fill `out` from the file at `start` by large reads in parallel; holes of the file are not read.
 
@@ -111,29 +119,34 @@ def read_into(
     progress : callable, optional
         Called as ``progress(done, total)`` in bytes, never by two threads at once.
     cached : callable, optional
-        Says how many bytes of a range (offset from `start`, bytes) are in the page cache. If given, what is not is
-        read past the cache, if the file is large and the system can do it: a disk's speed for a sixth of the CPU time.
+        Says how many bytes of a range (offset from `start`, bytes) are in the page cache: threads that wait for the
+        rest may be more than there are cores.
+    direct : bool
+        Whether to read what is not cached past the cache, if the file is large and the system can do it: a disk's
+        speed for a sixth of the CPU time.
     """
-    spans = _pieces(_data_spans(fd, start, len(out)))
-    total = sum(n for _, n in spans)
+    waits = cached is not None and 0 <= cached(0, len(out)) < len(out) // 2
+    total = 0
     done = 0
     lock = threading.Lock()
-    with _Direct(fd, start, out, cached if total >= DIRECT_FROM else None) as direct:
-        cold = {span for span in spans if direct.is_cold(*span)}
+    with _Direct(fd, start, out, cached if waits and direct and len(out) >= DIRECT_FROM else None) as past:
+        spans = _pieces(_data_spans(fd, start, len(out)), FAR_PIECE if waits and not direct else READ_PIECE)
+        total = sum(n for _, n in spans)
+        cold = {span for span in spans if past.is_cold(*span)}
         # Those first: the others, read through the cache, have the system read on behind them.
         spans.sort(key=lambda span: span not in cold)
 
         def read(span: tuple[int, int]) -> None:
             nonlocal done
             at, n = span
-            skip = direct.read(at, n) if span in cold else 0
+            skip = past.read(at, n) if span in cold else 0
             pread_full(fd, start + at + skip, out[at + skip : at + n])
             if progress is not None:
                 with lock:
                     done += n
                     progress(done, total)
 
-        in_threads(read, spans, WAITING_READERS if direct.waits else readers())
+        in_threads(read, spans, (WAITING_READERS if direct else FAR_READERS) if waits else readers())
 
 
 def readers() -> int:
@@ -141,25 +154,18 @@ def readers() -> int:
     return min(MAX_READERS, os.cpu_count() or 1)
 
 
-def _pieces(spans: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
+def _pieces(spans: Iterator[tuple[int, int]], most: int) -> list[tuple[int, int]]:
     """Offset and bytes of each read."""
-    return [(at, min(READ_PIECE, end - at)) for begin, end in spans for at in range(begin, end, READ_PIECE)]
+    return [(at, min(most, end - at)) for begin, end in spans for at in range(begin, end, most)]
 
 
 class _Direct:
-    """Reads past the page cache (O_DIRECT) of what is not in it; falls back at the first sign of trouble.
-
-    Attributes
-    ----------
-    waits : bool
-        Whether most of the file is read so, that is, by threads that wait and do not work.
-    """
+    """Reads past the page cache (O_DIRECT) of what is not in it; falls back at the first sign of trouble."""
 
     def __init__(self, fd: int, start: int, out: memoryview, cached: Cached | None) -> None:
         self._fd = -1
         self._start, self._out, self._cached = start, out, cached
-        self.waits = False
-        if cached is None or not hasattr(os, "O_DIRECT") or not 0 <= cached(0, len(out)) < len(out) // 2:
+        if cached is None or not hasattr(os, "O_DIRECT"):
             return
         self._memory, self._step = _host.direct_alignment(fd) or (PAGE, PAGE)
         if not self._step or start % self._step or _core.address(out) % self._memory:
@@ -167,7 +173,6 @@ class _Direct:
         with contextlib.suppress(OSError):
             # The same file, whatever has become of its name; the flag of the descriptor itself is not ours to change.
             self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-            self.waits = True
 
     def is_cold(self, at: int, nbytes: int) -> bool:
         """Whether most of a range is to be read past the cache."""
@@ -209,13 +214,13 @@ def read_ahead(fd: int, spans: Sequence[tuple[int, int]], progress: Callable[[in
 
     def read(span: tuple[int, int]) -> None:
         if not hasattr(here, "scratch"):
-            here.scratch = memoryview(mmap.mmap(-1, READ_PIECE))
+            here.scratch = memoryview(mmap.mmap(-1, FAR_PIECE))
         offset, nbytes = span
         pread_full(fd, offset, here.scratch[:nbytes])
         if progress is not None:
             progress(nbytes)
 
-    in_threads(read, _pieces((at, at + n) for at, n in spans), WAITING_READERS)
+    in_threads(read, _pieces(((at, at + n) for at, n in spans), FAR_PIECE), FAR_READERS)
 
 
 def read_parts(fd: int, parts: Sequence[tuple[int, memoryview]]) -> None:

@@ -19,8 +19,6 @@ from tensorio.lifetime import LazyStorage, MemoryStorage, Storage
 from tensorio.reading import HUGE_PAGE, NORESERVE, READ_PIECE, arena, read_ahead, read_into, read_parts
 
 if TYPE_CHECKING:
-    from tensorio._arrays import Lease
-
     Progress = Callable[[int, int], object]
 
 __all__ = ["FileStorage", "Identity", "LazyStorage", "MemoryStorage", "Storage", "arena"]
@@ -153,14 +151,8 @@ class FileStorage(Storage):
         """Whether there is a copy of the file, or nothing to be copied, and no mapping."""
         return self._map is None
 
-    def lease(self) -> Lease:
-        if self._lease is not None:
-            return self._lease
-        self._use_huge_pages()
-        return super().lease()
-
-    def _use_huge_pages(self) -> None:
-        """Only once the headers are read: each of those would have cost two huge pages."""
+    def _before_use(self) -> None:
+        """Have huge pages from here on; until then, each header would have cost two of them."""
         if self._map is None:
             return
         if self.random:
@@ -199,7 +191,7 @@ class FileStorage(Storage):
         What is not in the page cache is read past it, from disks where that is quicker.
         """
         data = arena(self.nbytes, self._bytes_on_disk(), self.name)
-        read_into(self._fd, self._start, data, progress, self._cached if self.disk.direct else None)
+        read_into(self._fd, self._start, data, progress, self._cached, self.disk.direct)
         self._unmap()
         self._view = data
 
@@ -240,7 +232,7 @@ class FileStorage(Storage):
                 self._fetch(at, step)
                 yield step
         else:
-            self._use_huge_pages()
+            self._before_use()
             yield from paging.populate(self.view()[offset : offset + nbytes], self.check_unchanged)
 
     def populate(self, offset: int, nbytes: int, *, progress: Progress | None = None,

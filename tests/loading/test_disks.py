@@ -135,7 +135,6 @@ def test_open_from_afar_reads_each_tensor_ahead_once(
     suffix: str, tmp_path: Path, on: Any, preads: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "READ_PIECE", 1 << 20)
-    monkeypatch.setattr(reading, "READ_PIECE", 1 << 20)
     path = tmp_path / f"x{suffix}"
     tensors = {name: np.full(3 << 20, i, "u1") for i, name in enumerate("abc")}
     tensorio.save(tensors, path, durable=False)
