@@ -1,23 +1,19 @@
-"""What the system says of processes and of the memory they may take.
+"""What the system says of processes: which one an id means, and who has a file mapped.
 
-Linux tells in ``/proc`` and ``/sys/fs/cgroup``; elsewhere the answers are "don't know", never an error.
+Linux tells in ``/proc``; elsewhere the answers are "don't know", never an error.
 
 References
 ----------
-proc_pid_stat(5), fields 3 and 22; pid_namespaces(7); Documentation/admin-guide/cgroup-v1/memory.rst and
-cgroup-v2.rst, "Memory Interface Files".
+proc_pid_stat(5), fields 3 and 22; proc_pid_maps(5); pid_namespaces(7).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-__all__ = ["boot_id", "free_memory", "is_running", "mappers", "pid_namespace", "start_time"]
-
-PLENTY = 1 << 62  # bytes; where nothing tells
-_GROUPS = "/sys/fs/cgroup"
+__all__ = ["boot_id", "is_running", "mappers", "pid_namespace", "start_time"]
 
 
 def start_time(pid: int) -> int:
@@ -96,53 +92,3 @@ def _listed(folder: str) -> list[str]:
         return os.listdir(folder)
     except OSError:
         return []
-
-
-# ------------------------------------------------------------------------ memory
-
-
-def free_memory() -> int:
-    """Return the bytes that this process may still take: of the machine, and of every control group it is in."""
-    return min([_available(), *_left_in_groups()])
-
-
-def _available() -> int:
-    with contextlib.suppress(OSError), open("/proc/meminfo", "rb") as f:
-        for line in f:
-            if line.startswith(b"MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return PLENTY
-
-
-def _left_in_groups() -> Iterator[int]:
-    with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as f:
-        for line in f.read().splitlines():
-            number, controllers, path = line.split(":", 2)
-            if number == "0" and not controllers:
-                yield from _left(_GROUPS, path, "memory.max", "memory.current", "inactive_file")
-            elif "memory" in controllers.split(","):
-                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-                yield from _left(f"{_GROUPS}/memory", path, *names)
-
-
-def _left(root: str, path: str, limit: str, used: str, cache: str) -> Iterator[int]:
-    """What is left in a group and in those around it; in a container, the outermost that can be seen is its own."""
-    while True:
-        folder = root + path.rstrip("/")
-        with contextlib.suppress(OSError, ValueError):  # no such file: not seen from here; "max": no limit
-            most = int(_text(f"{folder}/{limit}"))
-            free = most - int(_text(f"{folder}/{used}")) + _reclaimable(f"{folder}/memory.stat", cache)
-            yield max(0, free)
-        if path in ("", "/"):
-            return
-        path = path.rpartition("/")[0] or "/"
-
-
-def _reclaimable(stat: str, field: str) -> int:
-    """Bytes of file pages that the system drops first when the group is full."""
-    return next((int(line.split()[1]) for line in _text(stat).splitlines() if line.startswith(field + " ")), 0)
-
-
-def _text(path: str) -> str:
-    with open(path, encoding="ascii", errors="replace") as f:
-        return f.read()

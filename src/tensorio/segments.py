@@ -20,7 +20,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from tensorio.processes import free_memory
+from tensorio import memory
 
 if TYPE_CHECKING:
     from tensorio.plan import Buffer, Plan
@@ -99,7 +99,7 @@ def make_memory(plan: Plan, name: str, *, huge_pages: bool = False, progress: Pr
 
 def require_memory(nbytes: int) -> None:
     """Refuse up front what the system would kill the process for."""
-    if nbytes > HUGE_PAGE and nbytes > (free := free_memory()):
+    if nbytes > HUGE_PAGE and nbytes > (free := memory.available()):
         raise OSError(errno.ENOMEM, f"publishing needs {nbytes} bytes of memory and {free} are available")
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tensorio
-from tensorio import segments
+from tensorio import memory, segments
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd")
 
@@ -140,7 +140,7 @@ def test_changed_file_is_refused(registry: Path) -> None:
 
 
 def test_too_little_memory_is_said_before_anything_is_written(monkeypatch: pytest.MonkeyPatch, registry: Path) -> None:
-    monkeypatch.setattr(segments, "free_memory", lambda: 1 << 20)
+    monkeypatch.setattr(memory, "available", lambda: 1 << 20)
     with pytest.raises(OSError, match=r"publishing needs \d+ bytes of memory and 1048576 are available") as caught:
         tensorio.publish({"w": np.zeros(8 << 20, np.uint8)}, "big")
     assert caught.value.errno == errno.ENOMEM
