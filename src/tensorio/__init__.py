@@ -10,11 +10,14 @@ Importing this package imports neither NumPy nor any framework.
 
 from tensorio import tp
 from tensorio._api import convert, identify, load, open, recover, save, scan, verify
+from tensorio._api_tp import ranked, shard, unshard
 from tensorio._version import __version__
 from tensorio.allowing import allow
 from tensorio.checkpoint._checkpoint import Checkpoint
 from tensorio.checkpoint._prefetch import Prefetch
+from tensorio.checkpoint._ranked import RankView
 from tensorio.checkpoint._recover import Loss, Recovery
+from tensorio.checkpoint._shard import ShardReport
 from tensorio.checkpoint._verify import Report
 from tensorio.errors import (
     ChecksumError,
@@ -74,10 +77,12 @@ __all__ = [
     "PublicationError",
     "Published",
     "QuantizedTensor",
+    "RankView",
     "Recovery",
     "Report",
     "ScanReport",
     "ScannedFile",
+    "ShardReport",
     "Size",
     "SparseTensor",
     "SubclassTensor",
@@ -102,11 +107,14 @@ __all__ = [
     "open",
     "publish",
     "published",
+    "ranked",
     "recover",
     "save",
     "scan",
+    "shard",
     "state_dict",
     "tp",
     "unpublish",
+    "unshard",
     "verify",
 ]

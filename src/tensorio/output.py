@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], object]
 
-__all__ = ["replacing", "write_plan"]
+__all__ = ["naming", "preallocate", "replacing", "sync_folder", "write_plan"]
 
 # What a filesystem without the call answers; anything else is a real failure.
 _NOT_OFFERED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV}
@@ -75,12 +75,12 @@ def replacing(path: str | bytes | os.PathLike[str]) -> Iterator[str]:
     old = _old_file(target)
     folder, name = os.path.split(target)
     beside = os.path.join(folder, f".tensorio-{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    with _naming(target):
+    with naming(target):
         os.mkdir(beside)
     written = os.path.join(beside, name)
     try:
         yield written
-        with _naming(target):
+        with naming(target):
             if old is not None:
                 os.chmod(written, stat.S_IMODE(old.st_mode))
             os.replace(written, target)
@@ -111,17 +111,17 @@ def _write_path(plan: Plan, path: str | bytes, durable: bool, progress: Progress
     old = _old_file(target)
     folder, name = os.path.split(target)
     with _temporary(folder, name) as (fd, temporary):
-        with _naming(path):
-            _preallocate(fd, plan.nbytes)
+        with naming(path):
+            preallocate(fd, plan.nbytes)
             _write_descriptor(plan, fd, progress)
             _take_mode(fd, old)
             if durable:
                 os.fsync(fd)
-        with _naming(path):
+        with naming(path):
             os.replace(temporary, target)
     if durable:
-        with _naming(path):
-            _sync_folder(folder)
+        with naming(path):
+            sync_folder(folder)
 
 
 def _old_file(target: str) -> os.stat_result | None:
@@ -143,7 +143,7 @@ def _temporary(folder: str, name: str) -> Iterator[tuple[int, str]]:
     # The name has room for the longest file names (255 bytes): the target's is cut.
     short = os.fsdecode(os.fsencode(name)[:180])
     temporary = os.path.join(folder, f".{short}.tensorio-{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    with _naming(os.path.join(folder, name)):
+    with naming(os.path.join(folder, name)):
         fd = os.open(temporary, flags, 0o666)
     try:
         yield fd, temporary
@@ -156,7 +156,7 @@ def _temporary(folder: str, name: str) -> Iterator[tuple[int, str]]:
 
 
 @contextlib.contextmanager
-def _naming(path: str | bytes) -> Iterator[None]:
+def naming(path: str | bytes) -> Iterator[None]:
     """Give an OSError that rises through the name of the file the user asked for."""
     try:
         yield
@@ -166,7 +166,7 @@ def _naming(path: str | bytes) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, os.fsdecode(path)) from error  # of the class that goes with errno
 
 
-def _preallocate(fd: int, nbytes: int) -> None:
+def preallocate(fd: int, nbytes: int) -> None:
     """Reserve the space, so that a full disk shows before the first byte; best effort elsewhere."""
     if not hasattr(os, "posix_fallocate") or nbytes == 0:
         return
@@ -201,7 +201,8 @@ def _take_mode(fd: int, old: os.stat_result | None) -> None:
     os.fchmod(fd, stat.S_IMODE(old.st_mode))
 
 
-def _sync_folder(folder: str) -> None:
+def sync_folder(folder: str) -> None:
+    """Sync a folder's names to disk, where there is a call for it."""
     if os.name != "posix":
         return  # Windows has no such call; its rename is journalled
     fd = os.open(folder or ".", os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))

@@ -58,6 +58,7 @@ RANKS: list[tuple[str, ...]] = [
     ),
     (
         "_api",
+        "_api_tp",
         "cli",
         "torch",
         "safetensors",
@@ -69,6 +70,7 @@ RANKS: list[tuple[str, ...]] = [
 # Where the picture allows a step up, with the reason.
 EXCEPTIONS = {
     ("output", "plan"),  # for types only
+    ("folders", "plan"),  # for types only
     ("storage", "_arrays"),
     ("ranges", "_arrays"),
     ("segments", "plan"),  # for types only

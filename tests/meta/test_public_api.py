@@ -32,10 +32,12 @@ NAMES = [
     "PublicationError",
     "Published",
     "QuantizedTensor",
+    "RankView",
     "Recovery",
     "Report",
     "ScanReport",
     "ScannedFile",
+    "ShardReport",
     "Size",
     "SparseTensor",
     "SubclassTensor",
@@ -60,12 +62,15 @@ NAMES = [
     "open",
     "publish",
     "published",
+    "ranked",
     "recover",
     "save",
     "scan",
+    "shard",
     "state_dict",
     "tp",
     "unpublish",
+    "unshard",
     "verify",
 ]
 
@@ -89,6 +94,10 @@ SIGNATURES = {
     "unpublish": "name",
     "identify": "path",
     "guard": "",
+    "shard": "src, dst, *, tp, rules, config=None, default='error', format=None, name=None, max_shard_size=None, "
+             "metadata=None, overwrite=False, dry_run=False, unknown='error', allow=(), durable=True, progress=None",
+    "unshard": "src, dst, *, format=None, durable=True, progress=None",
+    "ranked": "source, rank, *, tp, rules, config=None, default='error', unknown='error', allow=()",
 }  # fmt: skip
 
 METHODS = {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Rename = Callable[[str], str] | Mapping[str, str]
 
-__all__ = ["convert_checkpoint"]
+__all__ = ["convert_checkpoint", "others"]
 
 
 def convert_checkpoint(
@@ -49,12 +49,12 @@ def convert_checkpoint(
     flat = not hasattr(target, "plan_tree")
     if flat:
         options = SaveOptions(metadata=checkpoint._opened.metadata, align=align, name=name)
-        return target.plan_items(_items(checkpoint, names), options), _others(checkpoint)  # type: ignore[attr-defined]
+        return target.plan_items(_items(checkpoint, names), options), others(checkpoint)  # type: ignore[attr-defined]
     options = SaveOptions(align=align, name=name)
     plan = _plan_tree(checkpoint, target, names, rename is not None, options)
     dropped = [f"__metadata__.{key}" for key in checkpoint.metadata]
     if rename is not None:
-        dropped += _others(checkpoint)
+        dropped += others(checkpoint)
     return plan, dropped
 
 
@@ -67,7 +67,7 @@ def _renamed(fqns: list[str], rename: Rename | None) -> dict[str, str]:
     return new
 
 
-def _others(checkpoint: Checkpoint) -> list[str]:
+def others(checkpoint: Checkpoint) -> list[str]:
     """Names of everything in the tree that is not a tensor."""
     opened = checkpoint._opened
     if opened.flat:

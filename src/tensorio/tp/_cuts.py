@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
+from itertools import pairwise
 from math import lcm, prod
 from typing import NamedTuple
 
@@ -146,11 +148,14 @@ class Home(NamedTuple):
 
 def homes_of(spans: Mapping[int, tuple[Span, ...]]) -> list[Home]:
     """Return the runs of a row in order, out of what each rank has of it."""
+    edges = sorted({edge for runs in spans.values() for run in runs for edge in run})
     found: dict[Span, list[tuple[int, int]]] = {}
     for rank, runs in spans.items():
         at = 0
         for lo, hi in runs:
-            found.setdefault((lo, hi), []).append((rank, at))
+            inner = edges[bisect_left(edges, lo) : bisect_left(edges, hi) + 1]
+            for start, stop in pairwise(inner):  # a run may be two of another rank
+                found.setdefault((start, stop), []).append((rank, at + start - lo))
             at += hi - lo
     return [Home(lo, hi, tuple(places)) for (lo, hi), places in sorted(found.items())]
 
