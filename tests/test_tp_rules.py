@@ -364,6 +364,7 @@ def test_whole_tensors_are_where_the_rule_says(action: str, ranks: list[int]) ->
         (Rule("x", sections=(2, 1)), (10,), 2, "10 elements along dimension 0 are not sections of 2 + 1"),
         (Rule("x", sections=(2, 1)), (9,), 2, "3 elements along dimension 0 can't be cut"),
         (Rule("x", sections=(1, 1), heads=(3, 1)), (8,), 1, "4 elements along dimension 0 are not 3 heads"),
+        (Rule("x", heads=(4, 2)), (8,), 1, "8 elements along dimension 0 are not 4 + 2 heads"),
         (Rule("x", heads=(4,)), (8,), 3, "4 heads can be neither cut into 3 equal parts nor repeated on 3 ranks"),
     ],
 )

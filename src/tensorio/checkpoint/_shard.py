@@ -145,23 +145,24 @@ def _naming(name: str | None, format: str | None) -> tuple[str, Format]:
     """The pattern of the files' names, and their format."""
     if name is None:
         target = formats.get(format or "safetensors")
-        if not target.SUFFIXES:
-            raise UnsupportedError(f"files of the format {target.NAME} can't be written")
-        pattern = NAME + target.SUFFIXES[0]
+        pattern = NAME + "".join(target.SUFFIXES[:1])
     else:
-        pattern, target = name, formats.for_target(name, format)
+        pattern = name
+        _require_pattern(name)
+        target = formats.for_target(name, format)
     if not hasattr(target, "plan_tree") and not hasattr(target, "plan_items"):
         raise UnsupportedError(f"rank files of the format {target.NAME} can't be written; use safetensors or torch_zip")
+    return pattern, target
+
+
+def _require_pattern(name: str) -> None:
     try:
-        fields = {key for _, key, _, _ in string.Formatter().parse(pattern) if key is not None}
-        named = pattern.format(rank=0, part=0)
+        fields = {key for _, key, _, _ in string.Formatter().parse(name) if key is not None}
+        named = name.format(rank=0, part=0)
     except (ValueError, IndexError, KeyError, AttributeError):
         fields, named = set(), ""
     if "rank" not in fields or not is_plain_name(named) or named == MANIFEST:
-        raise ValueError(
-            f"expected name= to be a file name with {{rank}} and perhaps {{part}} in it, found {pattern!r}"
-        )
-    return pattern, target
+        raise ValueError(f"expected name= to be a file name with {{rank}} and perhaps {{part}}, found {name!r}")
 
 
 def _is_ours(folder: str) -> bool:

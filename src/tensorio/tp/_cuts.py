@@ -85,7 +85,8 @@ def _padded(rule: Rule, size: int, rank: int, tp: int) -> tuple[tuple[Span, ...]
 def _sections(rule: Rule, fqn: str, size: int, rank: int, tp: int) -> tuple[Span, ...]:
     ratios = rule.sections or rule.heads or (1,)
     if size % sum(ratios):
-        raise _mismatch(rule, fqn, f"{size} elements along dimension {rule.dim} are not sections of {_text(ratios)}")
+        what = f"sections of {_text(ratios)}" if rule.sections else f"{_text(ratios)} heads"
+        raise _mismatch(rule, fqn, f"{size} elements along dimension {rule.dim} are not {what}")
     unit = size // sum(ratios)
     spans: list[Span] = []
     at = 0
