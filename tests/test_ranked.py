@@ -123,6 +123,9 @@ def test_read_into_fills_arrays_that_fit(path: Path, tensors: dict[str, Array]) 
         out = {name: np.empty(array.shape, array.dtype) for name, array in view.items()}
         view.read_into(out)
         assert all(out[name].tobytes() == view[name].tobytes() for name in view)
+        steps: list[tuple[int, int]] = []
+        view.read_into(out, progress=lambda *step: steps.append(step), threads=2)
+        assert steps[-1] == (view.nbytes, view.nbytes)
         some = {"rows": np.zeros((4, 6), ml_dtypes.bfloat16)}
         view.read_into(some)
         np.testing.assert_array_equal(some["rows"], tensors["rows"][:4])
@@ -136,7 +139,28 @@ def test_read_into_arrays_that_do_not_fit_writes_to_none(path: Path) -> None:
                 view.read_into({"rows": fits, "columns": bad})
         with pytest.raises(TensorNotFoundError):
             view.read_into({"rows": fits, "none": fits})
+        locked = np.zeros((6, 4), "f4")
+        locked.flags.writeable = False
+        with pytest.raises(TensorMismatchError, match="read-only"):
+            view.read_into({"rows": fits, "columns": locked})
         assert not fits.any()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("source", ["mapped", "memory", "torch"])
+def test_read_into_is_what_the_views_show(
+    source: str, order: str, path: Path, tensors: dict[str, Array], tmp_path: Path
+) -> None:
+    if source == "torch":
+        tensorio.save(tensors, tmp_path / "x.pt")
+    place = {"mapped": path, "memory": path.read_bytes(), "torch": tmp_path / "x.pt"}[source]
+    for rank in range(4):
+        rules = {"{rows,all}": 0, "columns": 1, "fused": "0 heads=4,2,2", "padded": "0 pad_to=1", "*": "rank0"}
+        with tensorio.ranked(place, rank, tp=4, rules=rules) as view:
+            out = {name: np.full(array.shape, 1, array.dtype, order) for name, array in view.items()}  # type: ignore[call-overload]
+            view.read_into(out)
+            for name, array in view.items():
+                assert out[name].tobytes() == array.tobytes(), name
 
 
 def test_arrays_outlive_the_view_and_the_checkpoint_may_be_the_callers(path: Path, tensors: dict[str, Array]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     Job = tuple[int, Callable[[], object]]  # bytes it is good for
     Part = tuple[int, memoryview]  # offset in a storage, where the bytes go
+    Run = tuple[Storage, int, memoryview]
 
-__all__ = ["read_into"]
+__all__ = ["read_into", "read_runs"]
 
 # Small tensors next to each other are read by one call: at most this many, with at most so many bytes between two.
 MOST_PARTS = 512  # the system's limit is 1024 (IOV_MAX), and every gap is a part, too
@@ -40,24 +41,56 @@ def read_into(
     table = checkpoint._table
     targets = [(table.info(table.row_of(fqn), fqn), target) for fqn, target in out.items()]
     flat = [_fitting(info, target) for info, target in targets]  # all of them, before the first byte
+    runs: list[Run] = []
     jobs: list[Job] = []
-    files: dict[int, tuple[FileStorage, list[Part]]] = {}
     for (info, target), bytes_of in zip(targets, flat, strict=True):
         if bytes_of is None or not info.contiguous or info.flags & (CONJ | NEG):
             jobs.append((info.nbytes, partial(_copy, checkpoint, info.fqn, target)))
         elif info.nbytes:
             extent = info.chunks[0].extent
-            storage, offset = _whole(checkpoint._storage(extent.storage), extent.offset)
-            if isinstance(storage, FileStorage) and not storage.in_memory:
-                files.setdefault(id(storage), (storage, []))[1].append((offset, bytes_of))
-            else:
-                jobs += _copies(storage, offset, bytes_of)
-    for storage, parts in files.values():
-        jobs += _reads(storage, parts)
-    _run(jobs, progress, threads, checkpoint._name)
-    for storage, _ in files.values():
-        with error_context(path=checkpoint._name):
-            storage.check_unchanged()
+            runs.append((checkpoint._storage(extent.storage), extent.offset, bytes_of))
+    read_runs(runs, jobs, checkpoint._name, progress, threads)
+
+
+def read_runs(
+    runs: Iterable[Run],
+    jobs: list[Job],
+    name: str,
+    progress: Callable[[int, int], object] | None = None,
+    threads: int | None = None,
+) -> None:
+    """Fill buffers from places in storages, and do other jobs meanwhile, in parallel.
+
+    Parameters
+    ----------
+    runs : iterable of (Storage, int, memoryview)
+        Where the bytes are, and where they go.
+    jobs : list of (int, callable)
+        What else is to be done, with the bytes that it is good for.
+    name : str
+        Of the file, for messages.
+    progress, threads
+        See `Checkpoint.read_into`.
+
+    Raises
+    ------
+    FormatError
+        A file changed since it was opened.
+    """
+    jobs = list(jobs)
+    files: dict[int, tuple[FileStorage, list[Part]]] = {}
+    for storage, offset, target in runs:
+        storage, offset = _whole(storage, offset)
+        if isinstance(storage, FileStorage) and not storage.in_memory:
+            files.setdefault(id(storage), (storage, []))[1].append((offset, target))
+        else:
+            jobs += _copies(storage, offset, target)
+    for file, parts in files.values():
+        jobs += _reads(file, parts)
+    _run(jobs, progress, threads, name)
+    for file, _ in files.values():
+        with error_context(path=name):
+            file.check_unchanged()
 
 
 def _fitting(info: TensorInfo, target: Any) -> memoryview | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tensorio.dtypes import BY_NAME, numpy_dtype
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tensorio.checkpoint._checkpoint import Checkpoint
+    from tensorio.lifetime import Storage
 
+    Progress = Callable[[int, int], object]
     Array = np.ndarray[Any, Any]
 
 __all__ = ["Division", "RankView", "part_info", "raw_shape"]
@@ -173,31 +176,51 @@ class RankView(Mapping[str, "Array"]):
             raise TensorNotFoundError.among(fqn, list(self._cuts))
         return cut
 
-    def read_into(self, out: Mapping[str, Array]) -> None:
-        """Copy tensors into arrays of the caller's.
+    def read_into(
+        self, out: Mapping[str, Array], *, progress: Progress | None = None, threads: int | None = None
+    ) -> None:
+        """Read tensors into arrays of the caller's, in parallel.
 
         Parameters
         ----------
         out : mapping of str to ndarray
             Arrays of the shapes and dtypes of the rank's tensors of those names;
             other tensors are not read.
+        progress, threads
+            See `Checkpoint.read_into`.
 
         Raises
         ------
         TensorMismatchError
-            An array does not fit; none is written to.
+            An array does not fit; none was written to.
         TensorNotFoundError
-            The rank has no tensor of that name.
+            The rank has no tensor of that name; likewise.
+
+        Notes
+        -----
+        What is in one run in the file and in the array goes by ``pread``, exactly
+        its bytes; slices of every row are copied from the mapping.
         """
-        for fqn, have in out.items():
-            info = part_info(self._checkpoint.infos[fqn], self._cut(fqn))
-            shape, dtype = raw_shape(info), numpy_dtype(info.dtype)
-            if have.shape != shape or have.dtype != dtype:
-                raise TensorMismatchError(
-                    f"out= does not fit: expected {shape} {dtype}, found {have.shape} {have.dtype}", record=fqn
-                )
-        for fqn, have in out.items():
-            have[...] = self[fqn]
+        from tensorio.checkpoint._into import read_runs
+
+        checkpoint = self._checkpoint
+        infos = {fqn: part_info(checkpoint.infos[fqn], self._cut(fqn)) for fqn in out}
+        for fqn, info in infos.items():
+            _require_fitting(info, out[fqn])
+        runs: list[tuple[Storage, int, memoryview]] = []
+        jobs: list[tuple[int, Callable[[], object]]] = []
+        for fqn, info in infos.items():
+            places = _runs_into(info, self._cut(fqn), checkpoint.infos[fqn], out[fqn])
+            if places is None:
+                jobs.append((info.nbytes, partial(self._copy, fqn, out[fqn])))
+            for index, offset, target in places or ():
+                runs.append((checkpoint._storage(index), offset, target))
+        read_runs(runs, jobs, checkpoint._name, progress, threads)
+
+    def _copy(self, fqn: str, target: Array) -> None:
+        import numpy as np
+
+        np.copyto(target, self[fqn])
 
     def prefetch(self, fqns: Iterable[str] | None = None) -> None:
         """Ask the system to read the rank's slices into memory ahead of use; returns at once.
@@ -278,6 +301,35 @@ def _reach(info: TensorInfo, shape: tuple[int, ...], strides: tuple[int, ...], r
         return (rows.height - 1) * rows.nbytes + rows.spans[i][1] - rows.spans[i][0]
     reach = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
     return reach + BY_NAME[info.dtype].itemsize
+
+
+def _require_fitting(info: TensorInfo, target: Array) -> None:
+    shape, dtype = raw_shape(info), numpy_dtype(info.dtype)
+    if target.shape != shape or target.dtype != dtype:
+        raise TensorMismatchError(
+            f"out= does not fit: expected {shape} {dtype}, found {target.shape} {target.dtype}", record=info.fqn
+        )
+    if not target.flags.writeable:
+        raise TensorMismatchError("an array of out= is read-only", record=info.fqn)
+
+
+def _runs_into(
+    info: TensorInfo, cut: Cut, whole: TensorInfo, target: Array
+) -> list[tuple[int, int, memoryview]] | None:
+    """Where a tensor's bytes are, and where each run goes in a target; None unless its pieces are runs that fill it."""
+    if not whole.contiguous or whole.flags & (CONJ | NEG) or not target.flags.c_contiguous or cut.pad:
+        return None
+    if not cut.whole and any(n != 1 for n in info.shape[: cut.dim]):
+        return None
+    import numpy as np
+
+    raw = target.reshape(-1).view(np.uint8).data if target.size else memoryview(bytearray())
+    runs, at = [], 0
+    for chunk in info.chunks:
+        extent = chunk.extent
+        runs.append((extent.storage, extent.offset, raw[at : at + extent.nbytes]))
+        at += extent.nbytes
+    return [run for run in runs if len(run[2])]
 
 
 def _part(whole: Array, info: TensorInfo, cut: Cut) -> Array:
