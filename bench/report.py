@@ -71,6 +71,7 @@ SECTIONS = (
     "bench_cold",
     "bench_save",
     "bench_convert",
+    "bench_shard",
     "bench_verify",
     "bench_crc32",
     "bench_memory",
