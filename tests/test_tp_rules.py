@@ -461,6 +461,15 @@ def mixtral_experts(x: Array, w: Weights) -> Array:
     return sum(share[:, e : e + 1] * y for e, y in enumerate(experts))
 
 
+def fused_experts(x: Array, w: Weights) -> Array:
+    p = "model.layers.0.mlp.experts."
+    total = np.zeros((len(x), HIDDEN))
+    for gate_up, down in zip(w[p + "gate_up_proj"], w[p + "down_proj"], strict=True):
+        gate, up = np.split(x @ gate_up.T, 2, axis=1)
+        total += silu(gate) * up @ down.T
+    return total
+
+
 def gpt2_attention(x: Array, w: Weights) -> Array:
     p = "transformer.h.0.attn."
     q, k, v = np.split(x @ w[p + "c_attn.weight"] + w[p + "c_attn.bias"], 3, axis=1)
@@ -549,6 +558,15 @@ MODELS: dict[str, tuple[str, Weights, list[Callable[[Array, Weights], Array]]]] 
                for n, shape in (("w1", (INNER, HIDDEN)), ("w2", (HIDDEN, INNER)), ("w3", (INNER, HIDDEN)))},
         },
         [mixtral_experts],
+    ),
+    "mixtral, fused": (
+        "mixtral",
+        {
+            "model.layers.0.mlp.experts.gate_up_proj": weight(3, 2 * INNER, HIDDEN),
+            "model.layers.0.mlp.experts.down_proj": weight(3, HIDDEN, INNER),
+            "model.layers.0.mlp.gate.weight": weight(3, HIDDEN),
+        },
+        [fused_experts],
     ),
     "gpt2": (
         "gpt2",

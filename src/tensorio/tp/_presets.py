@@ -40,7 +40,8 @@ _LLAMA = """
 """.replace("Q,", "$num_attention_heads,").replace("KV", "$num_key_value_heads|num_attention_heads")
 
 # MixtralForCausalLM (w1: gate, w3: up, w2: down), Qwen2MoeForCausalLM, Qwen3MoeForCausalLM: every expert on every rank,
-# cut like an MLP.
+# cut like an MLP. Releases from 5 on hold all experts of a layer in one tensor: [expert, (gate, up), in], [expert, out,
+# in].
 _MIXTRAL = (
     """
 **.block_sparse_moe.gate.weight = replicate
@@ -50,6 +51,8 @@ _MIXTRAL = (
 **.mlp.shared_expert_gate.weight = replicate
 **.mlp.experts.*.{gate,up}_proj.weight = 0
 **.mlp.experts.*.down_proj.weight = 1
+**.mlp.experts.gate_up_proj = 1 sections=1,1
+**.mlp.experts.down_proj = 2
 **.mlp.shared_expert.{gate,up}_proj.weight = 0
 **.mlp.shared_expert.down_proj.weight = 1
 """
@@ -76,7 +79,7 @@ _GPT2 = """
 # GPTNeoXForCausalLM: query_key_value is [head, (query, key, value), element]: an even cut between heads is right.
 _GPT_NEOX = """
 **.embed_in.weight = 0 pad_to=1
-**.embed_out.weight = 0 pad_to=1
+**.{embed_out,lm_head}.weight = 0 pad_to=1
 **.attention.query_key_value.{weight,bias} = 0 heads=$num_attention_heads
 **.attention.dense.weight = 1 heads=$num_attention_heads
 **.attention.dense.bias = replicate
