@@ -49,7 +49,7 @@ def test_cuts_by_a_preset_and_says_what_became_of_the_tensors(shard: Any, model:
     assert re.search(r"\*\*\.self_attn\.\{k,v\}_proj\.\{weight,bias\} +1\n", out)
     assert "q_proj" not in out  # a rule that took nothing
     assert "padded with zeros: 1\n    model.embed_tokens.weight\n" in out
-    assert f"several ranks have the same: 1\n    {NAME}\n" in out
+    assert "several ranks have the same: 1\n    model.layers.*.self_attn.k_proj.weight\n" in out
 
 
 def test_rules_file_and_config_are_read(shard: Any, model: Path, tmp_path: Path) -> None:
@@ -123,6 +123,18 @@ def test_merge_lists_what_was_skipped(shard: Any, model: Path, tmp_path: Path) -
     found = json.loads(out)
     assert found["skipped"] == ["model.embed_tokens.weight", NAME, "model.norm.weight"]
     assert found["nbytes"] == (tmp_path / "back.safetensors").stat().st_size
+
+
+def test_names_of_layers_are_listed_as_one(shard: Any, tmp_path: Path) -> None:
+    names = [f"h.{i}.{j}" for i in range(30) for j in ("a", "b2", 7)] + ["12", "x"]
+    safetensors.numpy.save_file({name: np.ones(1) for name in names}, tmp_path / "m.safetensors")
+    (tmp_path / "my.rules").write_text("** = skip\n")
+    code, out, _ = shard(
+        tmp_path / "m.safetensors", tmp_path / "r", "--tp", 2, "--rules", tmp_path / "my.rules", "--dry-run"
+    )
+    assert code == 0
+    listed = [line.split() for line in out.partition("skipped: 92\n")[2].splitlines()]
+    assert sorted(listed) == [["*"], ["h.*.*", "x30"], ["h.*.a", "x30"], ["h.*.b2", "x30"], ["x"]]
 
 
 def test_names_are_printed_harmlessly(shard: Any, tmp_path: Path) -> None:

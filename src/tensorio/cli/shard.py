@@ -6,6 +6,7 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -186,7 +187,8 @@ def _list(sheet: Sheet, what: str, names: tuple[str, ...] | list[str]) -> None:
     if not names:
         return
     sheet.add(Cell(f"  {what}{len(names):,}", "yellow"))
-    for name in names[:SHOWN_MAX]:
-        sheet.add(f"    {shown(name) or '(the object itself)'}", "", "")
-    if len(names) > SHOWN_MAX:
-        sheet.add(Cell(f"    ... and {len(names) - SHOWN_MAX:,} more", "dim"))
+    folded = Counter(re.sub(r"(?<![^.])[0-9]+(?![^.])", "*", name) for name in names)  # layers as one
+    for name, count in list(folded.items())[:SHOWN_MAX]:
+        sheet.add(f"    {shown(name) or '(the object itself)'}", f"x{count:,}" if count > 1 else "", "")
+    if len(folded) > SHOWN_MAX:
+        sheet.add(Cell(f"    ... and {len(folded) - SHOWN_MAX:,} more", "dim"))
