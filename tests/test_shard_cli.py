@@ -159,7 +159,7 @@ def test_names_are_printed_harmlessly(shard: Any, tmp_path: Path) -> None:
         (["--tp", 2], 2, "--tp and --rules are needed"),
         (["--rules", "llama"], 2, "--tp and --rules are needed"),
         (["--tp", 0, "--rules", "llama"], 2, "--tp"),
-        (["--tp", 2, "--rules", "lama"], 2, "no preset is called 'lama' (bert, gpt2"),
+        (["--tp", 2, "--rules", "camel"], 2, "no preset is called 'camel' (bert, gpt2"),
         (["--tp", 2, "--rules", "./no.rules"], 2, "No such file or directory: ./no.rules"),
         (["--tp", 2, "--rules", "llama"], 2, "which is not given; give it as --set num_attention_heads=N"),
         (["--tp", 2, "--rules", "llama", "--set", "x"], 2, "expected KEY=N, found 'x'"),

@@ -218,12 +218,12 @@ def test_config_is_an_object(tmp_path: Path) -> None:
 
 
 def test_word_that_is_neither_preset_nor_file_lists_the_presets() -> None:
-    with pytest.raises(ValueError, match=r"no preset is called 'lama' \(bert, gpt2, .*llama.*\), and no file"):
-        rules_of("lama")
+    with pytest.raises(ValueError, match=r"no preset is called 'camel' \(bert, gpt2, .*llama.*\), and no file"):
+        rules_of("camel")
     with pytest.raises(FileNotFoundError):
-        rules_of("./lama")
-    with pytest.raises(ValueError, match="no preset is called 'lama'"):
-        preset("lama")
+        rules_of("./camel")
+    with pytest.raises(ValueError, match="no preset is called 'camel'"):
+        preset("camel")
 
 
 # ------------------------------------------------------------------------- resolving
