@@ -65,7 +65,9 @@ def indexes(draw: Any, shape: tuple[int, ...]) -> Any:
             items.append(several if kind == "list" else np.array(several, np.int64))
         dim += 1
     for extra in draw(st.lists(st.sampled_from([None, Ellipsis, True]), max_size=2, unique=True)):
-        items.insert(draw(st.integers(0, len(items))), extra)
+        # Bounds are drawn for the first dimensions: an ellipsis before them must stand for none.
+        first = len(items) if extra is Ellipsis and dim < len(shape) else 0
+        items.insert(draw(st.integers(first, len(items))), extra)
     return items[0] if len(items) == 1 and not isinstance(items[0], list) else tuple(items)
 
 

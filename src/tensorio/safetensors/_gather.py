@@ -82,7 +82,7 @@ def _one_run(index: tuple[Any, ...], shape: Sequence[int], itemsize: int) -> tup
     for item, size in zip(reversed(index), reversed(shape), strict=True):
         if type(item) is slice:
             first, last, step = item.indices(size)
-            count = len(range(first, last, step))
+            count = max(last - first, 0) if step == 1 else len(range(first, last, step))
             kept.append(count)
         elif type(item) is int:
             first, count, step = item % size, 1, 1

@@ -66,6 +66,7 @@ class NumpyReader:
     def __init__(self, file: File, *, mapped: bool) -> None:
         self.file = file
         self._mapped = mapped
+        self._source: Lease | None = None
         self._private: Lease | None = None
         self._given: dict[int, object] = {}
         self._all_given = False
@@ -107,7 +108,9 @@ class NumpyReader:
     def _model(self, row: int) -> Array:
         """The array over the file's own bytes, which is only looked at: shape, dtype, and source of copies."""
         table = self.file.table
-        return _arrays.view_row(table.rows, table.dims, row, self.file.storage.lease())
+        if self._source is None:
+            self._source = self.file.storage.lease()
+        return _arrays.view_row(table.rows, table.dims, row, self._source)
 
     def _lease(self) -> Lease | None:
         if self._private is None:
@@ -117,8 +120,10 @@ class NumpyReader:
     def _array(self, row: int) -> Array:
         token = object()
         if self._mapped and not self._all_given and self._given.setdefault(row, token) is token:
-            with self._lock:
-                lease = self._lease()
+            lease = self._private
+            if lease is None:
+                with self._lock:
+                    lease = self._lease()
             if lease is not None:
                 array = _arrays.view_row(self.file.table.rows, self.file.table.dims, row, lease)
                 if array.flags.aligned:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from array import array
 from typing import Any
 
@@ -16,7 +17,7 @@ from tensorio.safetensors._errors import SafetensorError, SafetensorIndexError, 
 from tensorio.safetensors._file import File
 from tensorio.safetensors._gather import gathered
 from tensorio.safetensors._index import checked
-from tensorio.tensors import Table
+from tensorio.tensors import ROW, Table
 from tensorio.torch import _tensors
 
 __all__ = ["TorchReader"]
@@ -44,6 +45,14 @@ class TorchReader:
         self.file = file
         self._device = device
         self._lease = file.storage.lease() if mapped else None
+
+    @functools.cached_property
+    def _alone(self) -> Table:
+        """The file's table as if each tensor were the only one of its storage."""
+        table = self.file.table
+        rows = array("q", table.rows)
+        rows[5::ROW] = array("q", bytes(8 * len(table)))
+        return Table(table.names, rows, table.dims)
 
     def tensor(self, row: int) -> Any:
         return self._moved(self._tensor(row))
@@ -81,10 +90,10 @@ class TorchReader:
             if self._lease is not None:
                 return _tensors.tensor_of(self.file.table, row, self._lease)
             offset, nbytes = self.file.extent(row)
-            memory = np.zeros(nbytes, np.uint8)
+            memory = memoryview(np.zeros(nbytes, np.uint8))  # type: ignore[arg-type]
             if nbytes:
-                self.file.read(offset, memoryview(memory))  # type: ignore[arg-type]
-            return _over(memory, self.file.dtype(row), self.file.shape(row))
+                self.file.read(offset, memory)
+            return _tensors.tensor_of(self._alone, row, _arrays.Lease(memory, True))
         except UnsupportedError as error:
             raise self._refused(error, row) from error
 
