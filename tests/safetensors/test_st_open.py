@@ -283,12 +283,13 @@ def test_torch_tensors_have_storages_of_their_own(path: Path) -> None:
     assert st.load_file(path)["w"][0, 0] == 0
 
 
-def test_types_that_torch_does_not_have_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_types_that_torch_does_not_have_are_named(backend: str) -> None:
     pytest.importorskip("torch")
     from hexfile import st_entry, st_file
 
     data = st_file({"odd": st_entry("F6_E2M3", [4], 0, 3), "x": st_entry("U8", [1], 3, 4)}, b"1234")
-    with safe_open(data, "pt") as f:
+    with safe_open(data, "pt", backend=backend) as f:
         assert f.get_tensor("x").tolist() == [0x34]
         for use in (f.get_tensors, lambda: f.get_tensor("odd"), lambda: f.get_slice("odd")[:]):
             with pytest.raises(SafetensorError, match=r"^Dtype not understood: F6_E2M3"):

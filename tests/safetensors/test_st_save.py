@@ -1,4 +1,4 @@
-"""Saving: what the reference writes wrongly is right here, what it refuses is refused in its words."""
+"""Saving: by value, whatever the layout; what the reference refuses is refused in its words."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ from array import array
 from typing import Any
 
 import numpy as np
+import torch
 
 from tensorio import _arrays
-from tensorio.dtypes import BY_NAME, DTYPES, c_strides
 from tensorio.errors import UnsupportedError
 from tensorio.formats._base import Opened
 from tensorio.safetensors._blocks import read_blocks
@@ -21,9 +21,6 @@ from tensorio.tensors import ROW, Table
 from tensorio.torch import _tensors
 
 __all__ = ["TorchReader"]
-
-_FLOAT4 = BY_NAME["float4_e2m1fn"].code
-_FLOAT4_X2 = BY_NAME["float4_e2m1fn_x2"].code
 
 
 class TorchReader:
@@ -74,16 +71,17 @@ class TorchReader:
     def part(self, row: int, index: Any) -> Any:
         if self._lease is not None:
             return self._moved(self._tensor(row)[index])
-        model = _arrays.view_row(self.file.table.rows, self.file.table.dims, row, self.file.storage.lease())
+        table = self.file.table
+        model = _arrays.view_row(table.rows, table.dims, row, self.file.storage.lease())  # only looked at
         try:
             wanted = checked(index, model.shape)
             found = gathered(self.file.read, self.file.extent(row)[0], model.shape, model.dtype, wanted)
         except IndexError as error:
             raise SafetensorIndexError(str(error)) from error
         code = self.file.dtype(row)
-        if code == _FLOAT4:
-            code = _FLOAT4_X2  # the array's shape counts bytes
-        return self._moved(_over(found.reshape(-1).view(np.uint8), code, found.shape))
+        if _tensors.TYPES[code] is None:
+            raise self._refused(_tensors.unsupported(code), row)
+        return self._moved(_over(found, code))
 
     def _tensor(self, row: int) -> Any:
         try:
@@ -107,8 +105,10 @@ class TorchReader:
         return translated(error, f"Dtype not understood: {code}: {error.message}")
 
 
-def _over(memory: np.ndarray[Any, Any], code: int, shape: tuple[int, ...]) -> Any:
-    """Return a tensor over all bytes of `memory`, which it keeps."""
-    dims = array("q", [*shape, *c_strides(shape, DTYPES[code].itemsize)])
-    row = array("q", [code, 0, len(shape), 0, 0, 0, memory.nbytes, 1, 0])
-    return _tensors.tensor_of(Table([""], row, dims), 0, _arrays.Lease(memoryview(memory), True))  # type: ignore[arg-type]
+def _over(found: np.ndarray[Any, Any], code: int) -> Any:
+    """Return a tensor over the memory of an array of a type, which it keeps."""
+    if not found.size:
+        return torch.empty(found.shape, dtype=_tensors.TYPES[code], device="cpu")
+    raw = memoryview(found.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+    flat = _tensors.bytes_of(_arrays.Lease(raw, True), 0, len(raw))
+    return flat.view(_tensors.TYPES[code]).view(found.shape)
