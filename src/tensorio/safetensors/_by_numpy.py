@@ -7,8 +7,7 @@ from typing import Any
 
 from tensorio import _served
 from tensorio.safetensors._devices import backend_of, device_of
-from tensorio.safetensors._errors import LOADING, rejected
-from tensorio.safetensors._file import File, in_memory, opened
+from tensorio.safetensors._file import of_buffer, opened
 from tensorio.safetensors._readers import reader_of
 from tensorio.safetensors._writing import bytes_of, plan_of, write
 
@@ -35,10 +34,8 @@ def save_file(framework: str, tensors: Mapping[str, Any], to_numpy: Convert, fil
 def load(framework: str, data: Any, device: Any = "cpu") -> dict[str, Any]:
     """Return the tensors of a file in memory, by offset."""
     where = device_of(device, framework)
-    with rejected(LOADING):
-        storage = in_memory(data)
-        file = File(storage, "", None)
-    _served.count(f"safetensors.{framework}.load", storage.nbytes)
+    file = of_buffer(data)
+    _served.count(f"safetensors.{framework}.load", file.storage.nbytes)
     return reader_of(framework, file, mapped=False, device=where).tensors()
 
 

@@ -13,14 +13,14 @@ from tensorio.formats import safetensors as _format
 from tensorio.formats._base import OpenOptions
 from tensorio.opening import open_storage
 from tensorio.reading import arena, read_into
-from tensorio.safetensors._errors import OPENING, rejected, translated
+from tensorio.safetensors._errors import LOADING, OPENING, rejected, translated
 from tensorio.storage import FileStorage, MemoryStorage, Storage
 from tensorio.tensors import ROW
 
 if TYPE_CHECKING:
     from tensorio._arrays import Lease
 
-__all__ = ["CODES", "File", "in_memory", "opened"]
+__all__ = ["CODES", "File", "copy_bytes", "of_buffer", "opened"]
 
 # Canonical name -> what the format calls it; and the same by code in `tensorio.dtypes`.
 CODES = {name: code for code, name in _format.DTYPES.items()}
@@ -128,7 +128,7 @@ class File:
                 fd, start = storage.fileno()
                 _read(fd, start + offset, out)
             else:
-                _copy(storage.view()[offset : offset + len(out)], out)
+                copy_bytes(storage.view()[offset : offset + len(out)], out)
         except TruncatedError as error:
             error.path = self.name
             raise translated(error, f"Could not read from file: {error.message}") from error
@@ -147,13 +147,21 @@ def _read(fd: int, offset: int, out: memoryview) -> None:
     read_into(fd, offset, out)
 
 
-def _copy(source: memoryview, out: memoryview) -> None:
+def copy_bytes(source: memoryview, out: memoryview) -> None:
+    """Copy memory a piece at a time, so that other threads get their turn."""
     for at in range(0, len(out), COPY_PIECE):
         out[at : at + COPY_PIECE] = source[at : at + COPY_PIECE]
 
 
-def in_memory(data: object) -> MemoryStorage:
-    """Return a writable copy of a buffer, as a storage; another thread waits for it a millisecond at most.
+def of_buffer(data: object, *, copied: bool = False) -> File:
+    """Open the content of a file in memory.
+
+    Parameters
+    ----------
+    data : bytes or another buffer
+    copied : bool
+        Copy it into writable memory first; other threads wait for that a
+        millisecond at most.
 
     Raises
     ------
@@ -164,9 +172,12 @@ def in_memory(data: object) -> MemoryStorage:
         source = memoryview(data).cast("B")  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(f"expected bytes or another buffer, found {type(data).__name__}") from None
-    copy = arena(source.nbytes)
-    _copy(source, copy)
-    return MemoryStorage(copy, writable=True)
+    with rejected(LOADING, f"<{type(data).__name__} of {source.nbytes} bytes>"):
+        if not copied:
+            return File(MemoryStorage(source), "", None)
+        copy = arena(source.nbytes)
+        copy_bytes(source, copy)
+        return File(MemoryStorage(copy, writable=True), "", None)
 
 
 def opened(source: object, *, writable: bool) -> File:

@@ -80,7 +80,7 @@ class safe_open:  # noqa: N801  # the name that its users know
     opened by path: the other process opens the file again.
     """
 
-    __slots__ = ("_arguments", "_file_", "_reader")
+    __slots__ = ("__weakref__", "_arguments", "_file_", "_reader")
 
     def __init__(self, filename: Any, framework: str, device: Any = "cpu", *, backend: str = "mmap") -> None:
         kind, backend = framework_of(framework), backend_of(backend)

@@ -63,6 +63,8 @@ class NumpyReader:
         False reads every tensor into memory of its own.
     """
 
+    _shares = False  # whether what is made of an array can't change it, so that views may be given again
+
     def __init__(self, file: File, *, mapped: bool) -> None:
         self.file = file
         self._mapped = mapped
@@ -78,7 +80,8 @@ class NumpyReader:
     def tensors(self) -> dict[str, Any]:
         table = self.file.table
         with self._lock:
-            fresh = self._mapped and not self._all_given and not self._given and self._lease() is not None
+            fresh = self._mapped and (self._shares or not (self._all_given or self._given))
+            fresh = fresh and self._lease() is not None
             self._all_given = True
         arrays = self._views() if fresh else self._copies()
         names, plain = table.names, type(self)._finished is NumpyReader._finished
@@ -118,8 +121,7 @@ class NumpyReader:
         return self._private
 
     def _array(self, row: int) -> Array:
-        token = object()
-        if self._mapped and not self._all_given and self._given.setdefault(row, token) is token:
+        if self._mapped and (self._shares or self._is_first(row)):
             lease = self._private
             if lease is None:
                 with self._lock:
@@ -129,6 +131,11 @@ class NumpyReader:
                 if array.flags.aligned:
                     return array
         return self._copy(row)
+
+    def _is_first(self, row: int) -> bool:
+        """Whether nobody was given this row; who asks is."""
+        token = object()
+        return not self._all_given and self._given.setdefault(row, token) is token
 
     def _copy(self, row: int) -> Array:
         model = self._model(row)
@@ -172,14 +179,9 @@ def unaligned(rows: Any, base: int) -> list[int]:
 
 
 class FlaxReader(NumpyReader):
-    """Tensors as JAX arrays, which nobody can write to: they may share one mapping."""
+    """Tensors as JAX arrays, which nobody can write to."""
 
-    def _array(self, row: int) -> Array:
-        lease = self._lease() if self._mapped else None
-        if lease is None:
-            return self._copy(row)
-        array = _arrays.view_row(self.file.table.rows, self.file.table.dims, row, lease)
-        return array if array.flags.aligned else self._copy(row)
+    _shares = True
 
     def _finished(self, array: Array, row: int) -> Any:
         import jax.numpy as jnp
@@ -190,6 +192,8 @@ class FlaxReader(NumpyReader):
 class TensorflowReader(NumpyReader):
     """Tensors as TensorFlow's."""
 
+    _shares = True
+
     def _finished(self, array: Array, row: int) -> Any:
         import tensorflow
 
@@ -198,6 +202,8 @@ class TensorflowReader(NumpyReader):
 
 class MlxReader(NumpyReader):
     """Tensors as MLX arrays."""
+
+    _shares = True
 
     def _finished(self, array: Array, row: int) -> Any:
         import mlx.core as mx
@@ -209,6 +215,8 @@ class MlxReader(NumpyReader):
 
 class PaddleReader(NumpyReader):
     """Tensors as Paddle's, on one of its devices."""
+
+    _shares = True
 
     def __init__(self, file: File, *, mapped: bool, device: str | int = "cpu") -> None:
         super().__init__(file, mapped=mapped)

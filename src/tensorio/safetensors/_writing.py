@@ -16,15 +16,13 @@ from tensorio.formats._base import SaveOptions
 from tensorio.output import write_plan
 from tensorio.plan import FlatPlan
 from tensorio.safetensors._errors import (
-    LOADING,
     SAVING,
     SafetensorMismatchError,
     SafetensorUnsupportedError,
     explained,
     rejected,
 )
-from tensorio.safetensors._file import CODES, File
-from tensorio.storage import MemoryStorage
+from tensorio.safetensors._file import CODES, copy_bytes, of_buffer
 
 __all__ = ["TensorSpec", "bytes_of", "deserialize", "plan_of", "serialize", "serialize_file", "unknown_dtype", "write"]
 
@@ -260,12 +258,12 @@ def deserialize(bytes: Any) -> list[tuple[str, dict[str, Any]]]:
     list of (str, dict)
         By offset; ``{"shape": [2, 3], "dtype": "F32", "data": bytearray(...)}``.
     """
-    data = memoryview(bytes).cast("B")
-    with rejected(LOADING, f"<{type(bytes).__name__} of {data.nbytes} bytes>"):
-        file = File(MemoryStorage(data), "", None)
+    file = of_buffer(bytes)
+    data = file.storage.view()
     out = []
     for row in file.order:
         offset, nbytes = file.extent(row)
-        raw = bytearray(data[offset : offset + nbytes])
+        raw = bytearray(nbytes)
+        copy_bytes(data[offset : offset + nbytes], memoryview(raw))
         out.append((file.table.names[row], {"shape": list(file.shape(row)), "dtype": file.code(row), "data": raw}))
     return out

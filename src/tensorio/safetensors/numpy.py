@@ -16,8 +16,7 @@ from tensorio import _arrays, _served
 from tensorio.dtypes import BY_NAME, numpy_dtype
 from tensorio.formats.safetensors import DTYPES as _CODES
 from tensorio.safetensors._devices import backend_of
-from tensorio.safetensors._errors import LOADING, rejected
-from tensorio.safetensors._file import File, in_memory, opened
+from tensorio.safetensors._file import of_buffer, opened
 from tensorio.safetensors._readers import NumpyReader, aligned
 from tensorio.safetensors._writing import TensorSpec, bytes_of, plan_of, write
 
@@ -83,12 +82,10 @@ def load(data: Any) -> dict[str, Array]:
     dict of str to ndarray
         By offset; writable views of one copy of `data`.
     """
-    with rejected(LOADING):
-        storage = in_memory(data)
-        file = File(storage, "", None)
+    file = of_buffer(data, copied=True)
     table = file.table
-    arrays = aligned(_arrays.views(table.rows, table.dims, [storage.lease()]))
-    _served.count("safetensors.numpy.load", storage.nbytes)
+    arrays = aligned(_arrays.views(table.rows, table.dims, [file.storage.lease()]))
+    _served.count("safetensors.numpy.load", file.storage.nbytes)
     return {table.names[row]: arrays[row] for row in file.order}
 
 

@@ -28,8 +28,8 @@ from tensorio.formats.safetensors import plan_items
 from tensorio.plan import FlatPlan
 from tensorio.safetensors import _torch_sharing as _sharing
 from tensorio.safetensors._devices import backend_of, device_of
-from tensorio.safetensors._errors import LOADING, SAVING, SafetensorUnsupportedError, rejected
-from tensorio.safetensors._file import File, in_memory, opened
+from tensorio.safetensors._errors import SAVING, SafetensorUnsupportedError
+from tensorio.safetensors._file import of_buffer, opened
 from tensorio.safetensors._torch_reader import TorchReader
 from tensorio.safetensors._writing import (
     TensorSpec,
@@ -128,10 +128,8 @@ def load(data: Any) -> Tensors:
     dict of str to Tensor
         By offset, on the CPU; over one copy of `data`, each with a storage of exactly its bytes.
     """
-    with rejected(LOADING):
-        storage = in_memory(data)
-        file = File(storage, "", None)
-    _served.count("safetensors.torch.load", storage.nbytes)
+    file = of_buffer(data, copied=True)
+    _served.count("safetensors.torch.load", file.storage.nbytes)
     return TorchReader(file, mapped=True, device="cpu").tensors()
 
 
