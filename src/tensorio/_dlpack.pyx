@@ -8,7 +8,8 @@ before version 1, which every consumer takes.
 Source: github.com/dmlc/dlpack, include/dlpack/dlpack.h, release 1.2.
 """
 from cpython.object cimport PyObject
-from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
+from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_IsValid, PyCapsule_New, PyCapsule_SetContext
+from cpython.pycapsule cimport PyCapsule_SetDestructor
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int32_t, int64_t, intptr_t, uint8_t, uint16_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -50,6 +51,8 @@ cdef struct Managed:  # DLManagedTensor, and behind it what is ours
     void (*deleter)(Managed *) noexcept nogil
     PyObject *lease
     void *copy  # in the place of the lease
+    bint done  # nothing is held any more
+    bint alone  # the capsule is gone
     int64_t dims[1]  # shape and strides, as many as there are
 
 cdef enum:
@@ -86,19 +89,37 @@ cdef int _FLOAT4_X2 = _BY_NAME["float4_e2m1fn_x2"].code
 cdef void _release(Managed *managed) noexcept nogil:
     """Called by the consumer, from any of its threads, with or without the GIL."""
     cdef PyGILState_STATE state
+    if not Py_IsInitialized():
+        return
+    state = PyGILState_Ensure()
+    with gil:
+        _let_go(managed)
+        if managed.alone:
+            free(managed)
+    PyGILState_Release(state)
+
+
+cdef void _let_go(Managed *managed) noexcept:
+    cdef PyObject *lease = managed.lease
     free(managed.copy)
-    if managed.lease != NULL and Py_IsInitialized():
-        state = PyGILState_Ensure()
-        with gil:
-            Py_DECREF(<object> managed.lease)
-        PyGILState_Release(state)
-    free(managed)
+    managed.lease = managed.copy = NULL
+    managed.done = True
+    if lease != NULL:
+        Py_DECREF(<object> lease)
 
 
-cdef void _unused(object capsule) noexcept:
-    """A capsule that nobody took (who takes one renames it) gives back what it holds."""
-    if PyCapsule_IsValid(capsule, "dltensor"):
-        _release(<Managed *> PyCapsule_GetPointer(capsule, "dltensor"))
+cdef void _end_of_capsule(object capsule) noexcept:
+    """The structure goes with the later of the capsule and the consumer's tensor.
+
+    A consumer that fails may have called the deleter before, or not, and has not renamed the capsule either way.
+    """
+    cdef Managed *managed = <Managed *> PyCapsule_GetContext(capsule)
+    if not managed.done and PyCapsule_IsValid(capsule, "dltensor"):  # nobody took it
+        _let_go(managed)
+    if managed.done:
+        free(managed)
+    else:
+        managed.alone = True
 
 
 cdef object _capsule(Lease lease, int64_t dtype, int64_t rank, const int64_t *shape, const int64_t *strides,
@@ -140,16 +161,21 @@ cdef object _capsule(Lease lease, int64_t dtype, int64_t rank, const int64_t *sh
     if halved:
         _halve(managed, rank)
     managed.lease = managed.copy = NULL
+    managed.done = managed.alone = False
     if copy:
         _copy(managed, nbytes)
     else:
         Py_INCREF(lease)
         managed.lease = <PyObject *> lease
     try:
-        return PyCapsule_New(managed, "dltensor", _unused)
+        capsule = PyCapsule_New(managed, "dltensor", NULL)
+        PyCapsule_SetContext(capsule, managed)
+        PyCapsule_SetDestructor(capsule, _end_of_capsule)
     except BaseException:
-        _release(managed)
+        _let_go(managed)
+        free(managed)
         raise
+    return capsule
 
 
 cdef int _copy(Managed *managed, int64_t nbytes) except -1:

@@ -155,3 +155,23 @@ def test_all_rows_of_a_file_as_tensors(tmp_path: Path) -> None:
         assert tuple(tensor.shape) == want[name].shape
     assert torch.equal(one, made["w2"])
     assert one.untyped_storage().nbytes() == made["w2"].nbytes
+
+
+def test_a_consumer_that_fails_leaves_nothing_and_frees_nothing_twice() -> None:
+    data = bytearray(64)
+    for _ in range(100):
+        lease = Lease(data, True)
+        with pytest.raises(RuntimeError, match="overflow"):
+            from_dlpack(_dlpack.capsule(lease, code("float32"), (1 << 62, 1 << 62), (0, 0), 0, 4))
+        with pytest.raises(ZeroDivisionError):
+            _dlpack.tensors(array("q", [code("uint8"), 0, 1, 0, 0, 0, 64, 1, 0]), array("q", [64, 1]), [lease],
+                            lambda capsule: 1 // 0)  # fmt: skip
+        del lease
+    gc.collect()
+    data.append(0)  # which no buffer is open over any more
+
+
+def test_tensors_without_bytes_have_no_address() -> None:
+    tensor = taken(bytearray(8), "float32", (0, 3), (12, 4), 8)
+    assert (tensor.shape, tensor.untyped_storage().nbytes()) == ((0, 3), 0)
+    assert tensor.untyped_storage().data_ptr() == 0
