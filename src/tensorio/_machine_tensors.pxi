@@ -470,6 +470,11 @@ cdef class _Tensors(_Stack):
         cdef Py_ssize_t record = self.current
         cdef const Extent *extent = self.extents + record
         cdef object lease, out, base = self.bases[record]
+        cdef uint64_t total = 1
+        cdef int64_t i
+        for i in range(row.rank):  # torch counts elements in 63 bits, wherever they are stored
+            if dims[i] and (not tio_mul(total, <uint64_t> dims[i], &total) or total >> 59):
+                raise LimitError("tensor whose shape has over 2^59 elements", offset=self.at)
         if base is None or extent.storage < 0:
             lease = self.leases[extent.storage] if extent.storage >= 0 else self.decoded_once(record, row.dtype)
         if base is None and not self.moves and self.taken[row.dtype] and row.nbytes == extent.nbytes:

@@ -13,7 +13,8 @@ except ImportError as error:
     raise ImportError("tensorio.torch needs torch: pip install 'tensorio[torch]'", name="torch") from None
 
 from tensorio.torch._errors import LoadError
+from tensorio.torch._files import load_file, save_file
 from tensorio.torch._load import load
 from tensorio.torch._save import save
 
-__all__ = ["LoadError", "load", "save"]
+__all__ = ["LoadError", "load", "load_file", "save", "save_file"]

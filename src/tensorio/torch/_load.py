@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from tensorio import _served, formats
-from tensorio.errors import ChecksumError, FormatError, TensorIOError, UnsupportedError
+from tensorio.errors import ChecksumError, FormatError, TensorIOError, UnsafePickleError, UnsupportedError
 from tensorio.formats._base import OpenOptions
 from tensorio.opening import leave_behind
 from tensorio.pickles import NotPlain
@@ -30,13 +30,14 @@ from tensorio.torch._places import Places, is_ordinary
 from tensorio.torch._sources import is_path, is_real_file, open_source
 from tensorio.torch._tensors import tensors_of, to_device
 
-__all__ = ["load", "torch_load"]
+__all__ = ["TORCH_FORMATS", "load", "load_storage", "torch_load"]
 
 # Whatever takes its place later (`tensorio.dropin`), this is torch's.
 torch_load = torch.serialization.load
 
+_LONGEST_NAME = 500  # characters
 _TRUE = ("1", "y", "yes", "true")
-_TORCH_FORMATS = ("torch_zip", "torch_legacy", "torch_tar")
+TORCH_FORMATS = ("torch_zip", "torch_legacy", "torch_tar")
 
 
 def load(
@@ -113,6 +114,11 @@ def load(
     return found
 
 
+def load_storage(f: Any, storage: Storage, name: str, map_location: Any, mmap: bool) -> Any:
+    """Load what is in a storage that was opened for `f`; see `load`."""
+    return _Load(f, storage, name, map_location, mmap, "utf-8").run()
+
+
 def _is_ours(f: Any, pickle_module: Any, weights_only: bool | None, mmap: bool | None, more: dict[str, Any]) -> bool:
     """Whether `torch.load` would read weights only, from a file of a kind that is read here."""
     forced, unforced = (os.getenv(name, "0").lower() in _TRUE for name in (
@@ -167,7 +173,7 @@ class _Load:
         _served.count("torch.load", self._storage.nbytes)
         if format.NAME == "safetensors":
             return self._safetensors(format)
-        if format.NAME not in _TORCH_FORMATS:
+        if format.NAME not in TORCH_FORMATS:
             raise UnsupportedError(
                 f"expected a file of torch.save, found one of format {format.NAME!r}: tensorio.load opens it"
             )
@@ -199,11 +205,18 @@ class _Load:
 
     def _validate(self, format: Any) -> None:
         """See that the structure is whole, whatever the names in the pickle are."""
+        options = replace(self._options, encoding=None)
         try:
-            format.open(self._storage, replace(self._options, unknown="opaque", encoding=None))
-        except FormatError:
-            raise
-        except TensorIOError:
+            format.open(self._storage, options)
+            return
+        except UnsafePickleError as error:
+            if any(len(name) > _LONGEST_NAME for name in error.globals):
+                raise  # torch searches its message for words, in time that grows with the square of its length
+        except UnsupportedError:
+            pass
+        try:
+            format.open(self._storage, replace(options, unknown="opaque"))
+        except UnsupportedError:
             pass  # whole, but of a kind that torch knows and we don't
 
     def _special(self, format: Any) -> Any:

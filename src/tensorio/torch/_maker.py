@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tensorio._arrays import Lease
     from tensorio.torch._places import Places
 
-__all__ = ["TorchMaker"]
+__all__ = ["TorchMaker", "set_bits"]
 
 _C: Any = torch._C
 Check = Callable[[object], None]
@@ -107,4 +107,9 @@ class TorchMaker:
         return torch.Tensor._make_subclass(torch.nn.Parameter, tensor, requires_grad)
 
     def set_bits(self, tensor: torch.Tensor, conj: bool, neg: bool) -> None:
-        _C._set_tensor_metadata(tensor, {name: True for name, bit in (("conj", conj), ("neg", neg)) if bit})
+        set_bits(tensor, conj, neg)
+
+
+def set_bits(tensor: torch.Tensor, conj: bool, neg: bool) -> None:
+    """Mark a tensor as conjugated, negated or both."""
+    _C._set_tensor_metadata(tensor, {name: True for name, bit in (("conj", conj), ("neg", neg)) if bit})

@@ -16,6 +16,7 @@ from tensorio import _dlpack
 from tensorio.dtypes import BY_NAME, DTYPES
 from tensorio.errors import UnsupportedError
 from tensorio.tensors import ROW
+from tensorio.torch._staging import Staging
 
 if TYPE_CHECKING:
     from tensorio._arrays import Lease
@@ -124,12 +125,40 @@ def unsupported(code: int) -> UnsupportedError:
     )
 
 
-def to_device(tensors: dict[str, torch.Tensor], device: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors on a device, in the same order; as they are for the CPU."""
+def to_device(tensors: dict[str, torch.Tensor], device: Any, staging: Staging | None = None) -> dict[str, torch.Tensor]:
+    """Return the tensors on a device, in the same order; as they are for the CPU.
+
+    Parameters
+    ----------
+    tensors : dict of str to Tensor
+        On the CPU.
+    device : str, int or torch.device
+    staging : Staging, optional
+        How bytes get there; by default, through pinned buffers to CUDA, and by
+        ``Tensor.to`` elsewhere.
+
+    Notes
+    -----
+    To CUDA, storages are copied whole: tensors that share one here share one there.
+    """
     where = torch.device(device)
     if where.type == "cpu":
         return tensors
-    return {name: tensor.to(where) for name, tensor in tensors.items()}
+    if staging is None and where.type != "cuda":
+        return {name: tensor.to(where) for name, tensor in tensors.items()}
+    staging = Staging() if staging is None else staging
+    rooms: dict[int, torch.Tensor] = {}
+    moved = {}
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        room = rooms.get(storage._cdata)
+        if room is None:
+            source = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
+            room = rooms[storage._cdata] = staging.add(source, where)
+        empty = torch.empty(0, dtype=tensor.dtype, device=room.device)
+        moved[name] = empty.set_(room.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    staging.run()
+    return moved
 
 
 def _writable(storage: Any) -> Any:
