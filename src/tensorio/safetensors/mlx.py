@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from tensorio.dtypes import numpy_dtype
-from tensorio.safetensors import _by_numpy
+from tensorio.safetensors import _by_numpy, safe_open  # noqa: F401  # programs import it from here, too
 
 __all__ = ["load", "load_file", "save", "save_file"]
 

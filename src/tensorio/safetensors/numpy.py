@@ -18,6 +18,12 @@ from tensorio.formats.safetensors import DTYPES as _CODES
 from tensorio.safetensors._devices import backend_of
 from tensorio.safetensors._file import of_buffer, opened
 from tensorio.safetensors._readers import NumpyReader, aligned
+from tensorio.safetensors._safetensors_rust import (  # noqa: F401  # programs import them from here, too
+    deserialize,
+    safe_open,
+    serialize,
+    serialize_file,
+)
 from tensorio.safetensors._writing import TensorSpec, bytes_of, plan_of, write
 
 __all__ = ["load", "load_file", "save", "save_file"]

@@ -10,7 +10,7 @@ import paddle
 
 from tensorio.dtypes import numpy_dtype
 from tensorio.formats.safetensors import DTYPES as _CODES
-from tensorio.safetensors import _by_numpy
+from tensorio.safetensors import _by_numpy, safe_open  # noqa: F401  # programs import it from here, too
 
 __all__ = ["load", "load_file", "save", "save_file"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tensorio.safetensors import _by_numpy
+from tensorio.safetensors import _by_numpy, safe_open  # noqa: F401  # programs import it from here, too
 
 __all__ = ["load", "load_file", "save", "save_file"]
 

@@ -30,6 +30,12 @@ from tensorio.safetensors import _torch_sharing as _sharing
 from tensorio.safetensors._devices import backend_of, device_of
 from tensorio.safetensors._errors import SAVING, SafetensorUnsupportedError
 from tensorio.safetensors._file import of_buffer, opened
+from tensorio.safetensors._safetensors_rust import (  # noqa: F401  # programs import them from here, too
+    deserialize,
+    safe_open,
+    serialize,
+    serialize_file,
+)
 from tensorio.safetensors._torch_reader import TorchReader
 from tensorio.safetensors._writing import (
     TensorSpec,
