@@ -203,7 +203,11 @@ def refusal(function: Any, argument: Any) -> list[str]:
     try:
         function(argument)
     except Exception as error:
-        return [name for name in ("FileNotFoundError", "SafetensorError") if name in [c.__name__ for c in type(error).__mro__]]
+        return [
+            name
+            for name in ("FileNotFoundError", "SafetensorError")
+            if name in [c.__name__ for c in type(error).__mro__]
+        ]
     return []
 
 

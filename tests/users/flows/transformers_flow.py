@@ -11,13 +11,14 @@ import torch
 from accelerate import Accelerator, load_checkpoint_and_dispatch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-CONFIG = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-              vocab_size=96, max_position_embeddings=32)  # fmt: skip
-
 
 def model(tied: bool = True, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
     torch.manual_seed(7)
-    return LlamaForCausalLM(LlamaConfig(tie_word_embeddings=tied, **CONFIG)).to(dtype).eval()
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=96, max_position_embeddings=32, tie_word_embeddings=tied,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).to(dtype).eval()
 
 
 def answer(model: torch.nn.Module) -> torch.Tensor:
