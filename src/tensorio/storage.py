@@ -26,6 +26,8 @@ __all__ = ["FileStorage", "Identity", "LazyStorage", "MemoryStorage", "Storage",
 # A one-pass reader of a mapping gets pieces that fit the cache, and pages behind it are unmapped a window at a time.
 STREAM_PIECE = 512 << 10
 WINDOW = 8 << 20
+# Where headers are, as a rule: they are brought in alone if the file is cold.
+HEAD, TAIL = 1 << 20, 256 << 10
 
 
 # What filesystems answer that can't map a file, or not shared: then it is read instead.
@@ -99,6 +101,7 @@ class FileStorage(Storage):
             self.nbytes = self.identity.size - start
             if self.identity.size:
                 self._map_or_read()
+                self._bring_ends()
         except BaseException:
             os.close(fd)
             self._fd = -1
@@ -111,6 +114,18 @@ class FileStorage(Storage):
             if error.errno not in _CANT_MAP:
                 raise
             self.read_all()
+
+    def _bring_ends(self) -> None:
+        """Have the headers of a cold file read, without the mark on a page behind them that makes the system read on.
+
+        It would read on by small pages, at the pace of its own, and the first payload would never be a miss that is
+        answered with huge ones.
+        """
+        size = self.identity.size
+        if self._map is None or size < HUGE_PAGE or _host.cached(self._fd, self._start, mmap.PAGESIZE) != 0:
+            return
+        os.posix_fadvise(self._fd, self._start, HEAD, os.POSIX_FADV_WILLNEED)
+        os.posix_fadvise(self._fd, max(size - TAIL, 0), TAIL, os.POSIX_FADV_WILLNEED)
 
     def _mapped(self) -> Mapping:
         size = self.identity.size

@@ -161,6 +161,49 @@ def test_inspect_of_a_huge_sparse_file_maps_next_to_nothing(tmp_path: Path, in_c
     assert resident <= 4 * MIB
 
 
+def mapped_huge(path: Path) -> int:
+    """Bytes of the mappings of a file that are in the page tables as huge pages."""
+    mine, total = False, 0
+    with open("/proc/self/smaps") as f:
+        for line in f:
+            if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+                mine = line.rstrip().endswith(str(path))
+            elif mine and line.startswith("FilePmdMapped:"):
+                total += int(line.split()[1]) << 10
+    return total
+
+
+@pytest.mark.plain_build
+@needs_huge_pages
+def test_cold_payload_comes_in_huge_pages(tmp_path: Path) -> None:
+    """As much of it as of a mapping that was never looked at before it was advised."""
+    path = tmp_path / "x.safetensors"
+    tensorio.save({"a": np.ones(64 * MIB, "u1")}, path, durable=False)
+    if evicted(path) != 0:
+        pytest.skip("this system does not let a file go from its page cache, or does not tell")
+    with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as plain:
+        _host.advise(plain, mmap.MADV_HUGEPAGE)
+        assert plain[:: mmap.PAGESIZE]
+        can = mapped_huge(path)
+    if can < 32 * MIB or evicted(path) != 0:
+        pytest.skip("this filesystem has no huge pages")
+    with tensorio.open(path) as checkpoint:
+        array = checkpoint["a"]
+        assert int(array[:: mmap.PAGESIZE].sum()) == 64 * MIB // mmap.PAGESIZE
+        assert mapped_huge(path) >= can - 8 * MIB  # those around the headers are small
+
+
+@pytest.mark.plain_build
+def test_headers_of_a_cold_file_are_read_alone(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    tensorio.save({"a": np.ones(64 * MIB, "u1")}, path, durable=False)
+    if evicted(path) != 0:
+        pytest.skip("this system does not let a file go from its page cache, or does not tell")
+    with tensorio.open(path) as checkpoint, open(path, "rb") as f:
+        assert checkpoint["a"].shape == (64 * MIB,)
+        assert _host.cached(f.fileno(), 0, path.stat().st_size) <= 2 * MIB
+
+
 # ------------------------------------------------------------------------ populating
 
 
