@@ -43,6 +43,8 @@ HUGE_PAGE = 2 << 20
 # Files in huge pages have a size in huge pages: the last bytes say how many of the others count.
 _TRAILER = b"tensorio"
 _TRAILER_NBYTES = len(_TRAILER) + 8
+# MFD_NOEXEC_SEAL, not in the os module: never a program. Without it, vm.memfd_noexec=2 refuses the call.
+_NOEXEC_SEAL = 0x8
 NAME_MAX = 200  # memfd_create(2) takes 249 bytes
 _READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -105,7 +107,13 @@ def require_memory(nbytes: int) -> None:
 
 def _memfd(name: str, flags: int = 0) -> int:
     short = os.fsencode(name)[:NAME_MAX].decode("utf-8", "ignore")
-    return os.memfd_create(short, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
+    flags |= os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        return os.memfd_create(short, flags | _NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.memfd_create(short, flags)  # a kernel before 6.3
 
 
 def _reserved(name: str, nbytes: int) -> int | None:

@@ -228,6 +228,38 @@ def test_replaced_name_swaps_generations(persistent: bool, model: Path, registry
     assert list(registry.iterdir()) == []
 
 
+SWAPPER = """
+import sys, tensorio, numpy as np
+old = None
+for value in range(1, 41):
+    new = tensorio.publish({"w": np.full(2000, float(value))}, "m", replace=value > 1, persistent=sys.argv[1] == "kept")
+    if old is not None:
+        old.close()
+    old = new
+    if value == 1:
+        print("begun", flush=True)
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+
+@linux
+@pytest.mark.parametrize("kind", ["memory", "kept"])
+def test_whoever_attaches_while_versions_are_swapped_has_one_of_them_whole(kind: str, registry: Path) -> None:
+    process = python(SWAPPER, kind)
+    with ended(process):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        seen = [0.0]
+        while seen[-1] < 40:
+            with tensorio.attach("m") as checkpoint:
+                (value,) = np.unique(checkpoint["w"])
+            seen.append(float(value))
+        assert seen == sorted(seen)
+    if kind == "kept":
+        tensorio.unpublish("m")
+
+
 RACER = """
 import sys, time, tensorio
 path, start = sys.argv[1], float(sys.argv[2])
@@ -350,6 +382,7 @@ def test_damaged_manifest_is_refused(text: str, model: Path, registry: Path) -> 
 
 @pytest.mark.parametrize(("key", "value"), [
     ("identity", [1, 2, 3]), ("identity", [1, 2, 3, "x"]), ("identity", [1, 2, 3, -1]), ("holders", [[1, 2]]),
+    ("holders", [[1 << 31, 0, 3]]), ("holders", [[1, 0, 1 << 40]]), ("identity", [1, 1 << 64, 3, 4]),
     ("holders", [5]), ("kind", "somewhere"), ("unknown", "run"), ("nbytes", 1.5), ("nbytes", True), ("path", 7),
 ])  # fmt: skip
 def test_manifest_with_a_wrong_value_is_refused(key: str, value: Any, model: Path, registry: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,32 @@ def test_buffers_and_file_objects_are_copied_as_they_are() -> None:
             assert publication.kind == "memory"
             assert publication.nbytes == len(case.data)
             same(checkpoint, case.tensors)
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_file_object_is_copied_from_where_it_stands(start: int, tmp_path: Path) -> None:
+    """Others can't have what has no path, and may change."""
+    case = cases.CASES["torch_zip_small"]()
+    path = tmp_path / "m.pt"
+    path.write_bytes(bytes(start) + case.data)
+    with open(path, "rb") as f:
+        f.seek(start)
+        with tensorio.publish(f, "m") as publication:
+            assert publication.kind == "memory"
+            path.write_bytes(b"")
+            same(tensorio.attach("m"), case.tensors)
+
+
+def test_what_is_published_can_be_published_again(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    tensorio.save({"w": np.arange(4.0)}, path)
+    with tensorio.publish(path, "file"), tensorio.publish(tensorio.attach("file"), "again") as publication:
+        assert publication.kind == "file"
+    with tensorio.publish(path) as first, tensorio.publish(first.open(), "again"):
+        assert tensorio.attach("again")["w"][1] == 1
+    with tensorio.publish({"w": np.arange(4.0)}) as first, tensorio.publish(first.open(), "again") as second:
+        assert os.path.sameopenfile(first.fileno(), second.fileno())  # sealed memory needs no copy
+        assert tensorio.attach("again")["w"][1] == 1
 
 
 def test_remote_file_is_in_memory_once(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tensorio.formats._base import SaveOptions
 from tensorio.opening import remote_pieces
 from tensorio.plan import Plan, pieces_of
 from tensorio.ranges import RangeStorage
-from tensorio.segments import spool
+from tensorio.segments import is_sealed, spool
 from tensorio.sharing._dequantized import dequantized
 from tensorio.storage import FileStorage, MemoryStorage
 from tensorio.tensors import ROW
@@ -104,16 +104,18 @@ def laid_out(source: Any, checkpoint: Checkpoint | None, *, dequantize: bool, an
     whole = dequantized(checkpoint) if dequantize else None
     if whole is None and (why_not_as_it_is(checkpoint)) is None:
         storage, _ = _place(checkpoint._opened.storages[0])
-        return Layout(Verbatim(storage) if anew or not _is_fixed(storage) else None, checkpoint.format)
+        return Layout(Verbatim(storage) if anew or not _is_fixed(checkpoint, storage) else None, checkpoint.format)
     checkpoint = whole or checkpoint
     target = formats.get("safetensors" if checkpoint._opened.flat else "torch_zip")
     plan, dropped = convert_checkpoint(checkpoint, target, None, None, ALIGN)
     return Layout(plan, target.NAME, tuple(dropped))
 
 
-def _is_fixed(storage: Storage) -> bool:
-    """Whether the storage shows the file and nothing else: all of it, and no private changes."""
-    return isinstance(storage, FileStorage) and storage.mapped and storage.fileno()[1] == 0
+def _is_fixed(checkpoint: Checkpoint, storage: Storage) -> bool:
+    """Whether others can have the bytes where they are: all of a file that has a path, or of sealed memory."""
+    if not isinstance(storage, FileStorage) or not storage.mapped or storage.fileno()[1]:
+        return False  # in memory, with private changes, or a part of a file
+    return checkpoint._place is not None or is_sealed(storage.fileno()[0])
 
 
 def why_not_as_it_is(checkpoint: Checkpoint) -> str | None:

@@ -113,8 +113,8 @@ class Manifest:
             raise ValueError("it has a word that means nothing")
         if values["path"] is None and values["kind"] != MEMORY:
             raise ValueError("'path' is missing")
-        identity = Identity(*_numbers(values["identity"], len(Identity._fields)))
-        holders = tuple(Holder(*_numbers(holder, len(Holder._fields))) for holder in values["holders"])
+        identity = Identity(*_numbers(values["identity"], [63] * len(Identity._fields)))
+        holders = tuple(Holder(*_numbers(holder, [31, 63, 31])) for holder in values["holders"])
         plain = {key: values[key] for key in _TYPES if key not in ("identity", "holders")}
         return cls(identity=identity, holders=holders, **plain)
 
@@ -161,7 +161,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 
-def _numbers(values: Any, count: int) -> list[int]:
-    if not isinstance(values, list) or len(values) != count or any(type(n) is not int or n < 0 for n in values):
-        raise ValueError(f"expected a list of {count} numbers")
+def _numbers(values: Any, bits: list[int]) -> list[int]:
+    """Numbers that system calls take."""
+    if not isinstance(values, list) or len(values) != len(bits):
+        raise ValueError(f"expected a list of {len(bits)} numbers")
+    if any(type(n) is not int or not 0 <= n < 1 << b for n, b in zip(values, bits, strict=True)):
+        raise ValueError("a number is none, or out of range")
     return values
