@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from tensorio.errors import (
     error_context,
 )
 from tensorio.formats._base import Opened, OpenOptions, naming_budget
-from tensorio.formats._decoded import Decoded
+from tensorio.formats._decoded import BIG_ENDIAN_HOST, Decoded
 from tensorio.formats._salvage import Damaged
 from tensorio.formats._salvage_find import find_pickle, whole_storages
 from tensorio.formats._salvage_layout import BYTEORDER
@@ -235,7 +234,7 @@ def _torch_legacy(storage: Storage, rules: Rules) -> Remains:
             break  # from here on, nothing is where it should be
         pieces[numbers[key]] = piece
     piece_of = list(loaded.rows[_STORAGE::ROW])
-    storages = _placed(storage, loaded.rows, pieces, sys.byteorder == "big")
+    storages = _placed(storage, loaded.rows, pieces, BIG_ENDIAN_HOST)
     opened = Opened("torch_legacy", Table([], loaded.rows, loaded.dims), storages, tree=loaded.obj, flat=False,
                     budget=naming_budget(loaded.end - at))  # fmt: skip
     return Remains(opened, pieces, piece_of)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
 
     from tensorio.storage import Storage
 
-__all__ = ["Decoded", "byteswapped"]
+__all__ = ["BIG_ENDIAN_HOST", "Decoded", "byteswapped"]
+
+# Whether storages of formats that are little-endian always are not raw here.
+BIG_ENDIAN_HOST = sys.byteorder == "big"
 
 
 class Decoded:

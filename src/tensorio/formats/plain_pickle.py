@@ -13,7 +13,6 @@ Source: CPython's ``Lib/pickletools.py``; NumPy's ``ndarray.__reduce__``; joblib
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from tensorio import _unpickler
 from tensorio.dtypes import DTYPES
 from tensorio.errors import HeaderError, UnsupportedError
 from tensorio.formats._base import Opened, OpenOptions, SaveOptions, StoredRecord, naming_budget
+from tensorio.formats._decoded import BIG_ENDIAN_HOST
 from tensorio.formats._stream import located, read_stream
 from tensorio.pickles import Records
 from tensorio.storage import MemoryStorage
@@ -39,9 +39,6 @@ OPENED_BY_SUFFIX = (".pkl", ".pickle", ".p", ".joblib", ".sav")
 _FIRST = (b"}", b"]", b"(", b")", b"c", b"\x8c", b"\x8f")
 _MENTIONS = (b"numpy", b"joblib", b"_load_from_bytes")
 _FRAME = 9  # bytes of the opcode FRAME and its argument
-
-
-BIG_ENDIAN_HOST = sys.byteorder == "big"
 
 
 def recognises(head: bytes, storage: Storage) -> bool:

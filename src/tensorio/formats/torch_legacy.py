@@ -6,13 +6,12 @@ byte that is: NumPy knows that such arrays are not aligned.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from tensorio import _unpickler
 from tensorio.errors import UnsupportedError
 from tensorio.formats._base import Opened, OpenOptions, SaveOptions, naming_budget
-from tensorio.formats._decoded import Decoded
+from tensorio.formats._decoded import BIG_ENDIAN_HOST, Decoded
 from tensorio.formats._stream import Stream, is_stream, located, read_stream, require_reference_stream
 from tensorio.tensors import ROW, Table
 
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
 NAME = "torch_legacy"
 SUFFIXES = ()
 OPENED_BY_SUFFIX = ()
-
-
-BIG_ENDIAN_HOST = sys.byteorder == "big"  # the file is little-endian, always
 
 
 def recognises(head: bytes, storage: Storage) -> bool:

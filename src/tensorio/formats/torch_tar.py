@@ -17,7 +17,6 @@ Source: ``legacy_load`` in ``torch/serialization.py`` of 2.13, and files of 2017
 
 from __future__ import annotations
 
-import sys
 from array import array
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +25,7 @@ from tensorio.allowlist import ALLOWED
 from tensorio.dtypes import BY_NAME
 from tensorio.errors import HeaderError, TruncatedError, UnsupportedError, error_context, escaped
 from tensorio.formats._base import Opened, OpenOptions, SaveOptions, StoredRecord, naming_budget
-from tensorio.formats._decoded import Decoded
+from tensorio.formats._decoded import BIG_ENDIAN_HOST, Decoded
 from tensorio.formats._stream import located, read_count
 from tensorio.formats._tar import BLOCK, Member, is_tar, members
 from tensorio.pickles import Placed, Records, Rules
@@ -44,8 +43,6 @@ OPENED_BY_SUFFIX = ()
 
 MEMBERS = ("sys_info", "pickle", "tensors", "storages")
 MAX_RANK = 64  # NumPy's
-
-BIG_ENDIAN_HOST = sys.byteorder == "big"  # the file is little-endian, always
 
 
 class _Kept(NamedTuple):
