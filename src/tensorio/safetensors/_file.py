@@ -121,7 +121,7 @@ class File:
         return lease
 
     def read(self, offset: int, out: memoryview) -> None:
-        """Fill zeroed memory from the file's bytes at `offset`; releases the GIL."""
+        """Fill memory from the file's bytes at `offset`; releases the GIL. What has over 16 MiB must be zeroed."""
         storage = self.storage
         try:
             if isinstance(storage, FileStorage):
@@ -135,12 +135,15 @@ class File:
 
 
 def _read(fd: int, offset: int, out: memoryview) -> None:
-    """Fill `out`: with one call if one does, else with threads and retries."""
+    """Fill `out`: where it is large, with threads; it is zeroed then."""
     if len(out) < PARALLEL_FROM and hasattr(os, "preadv"):
-        done = os.preadv(fd, [out], offset)
-        if done == len(out):
-            return
-        offset, out = offset + done, out[done:]
+        while len(out):
+            done = os.preadv(fd, [out], offset)
+            if done == len(out):
+                return
+            if not done:
+                break
+            offset, out = offset + done, out[done:]
     missing = offset + len(out) - os.fstat(fd).st_size
     if missing > 0:
         raise TruncatedError(f"the file has become {missing} bytes too short while it was open", offset=offset)

