@@ -89,6 +89,7 @@ cdef class _Tensors(_Stack):
     cdef list bases  # by record: the first tensor in it, or all its bytes
     cdef dict decoded_as  # the dtype as which a record that is not raw was decoded
     cdef Py_ssize_t current  # record of the last view
+    cdef int64_t first  # its first element, counted in elements; one without any has that, too
     cdef bint moves  # whether its storage goes to another device
     cdef object here  # a location whose storages do not
     cdef object location
@@ -413,7 +414,7 @@ cdef class _Tensors(_Stack):
                 self.wrong("size and stride overflow")
         row.storage = extent.storage if extent.storage >= 0 else -1 - record  # not raw: a storage is made for it
         row.offset = extent.offset + begin
-        self.current = record
+        self.current, self.first = record, first
         row.chunks = 1
         row.chunk = 0
         row.nbytes = 0
@@ -477,7 +478,8 @@ cdef class _Tensors(_Stack):
                 raise LimitError("tensor whose shape has over 2^59 elements", offset=self.at)
         if base is None or extent.storage < 0:
             lease = self.leases[extent.storage] if extent.storage >= 0 else self.decoded_once(record, row.dtype)
-        if base is None and not self.moves and self.taken[row.dtype] and row.nbytes == extent.nbytes:
+        if base is None and not self.moves and self.taken[row.dtype] and row.nbytes == extent.nbytes \
+                and (row.nbytes or not self.first):
             out = self.hand_over(<PyObject *> lease, <PyObject *> self.consumer, row.dtype, row.rank, dims,
                                  dims + row.rank, row.offset, row.nbytes)
             if row.nbytes:
@@ -507,7 +509,7 @@ cdef class _Tensors(_Stack):
             self.bases[self.current] = self.maker.base(
                 lease, extent.offset, extent.nbytes, itemsize, self.location if self.moves else None)
         return self.maker.view(
-            self.bases[self.current], row.dtype, row.offset - extent.offset, tuple([dims[i] for i in range(row.rank)]),
+            self.bases[self.current], row.dtype, self.first, tuple([dims[i] for i in range(row.rank)]),
             tuple([dims[row.rank + i] // itemsize for i in range(row.rank)]))
 
     @cython.final

@@ -85,7 +85,7 @@ class Maker(Protocol):
         """
 
     def view(self, base: Any, dtype: int, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
-        """Return a tensor in the storage of another one; `offset` in bytes, strides in elements."""
+        """Return a tensor in the storage of another one; offset and strides in elements."""
 
     def parameter(self, tensor: Any, requires_grad: bool) -> Any:
         """Return a tensor as a parameter."""

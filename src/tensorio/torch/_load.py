@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from dataclasses import replace
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from tensorio import _served, formats
-from tensorio.errors import ChecksumError, FormatError, TensorIOError, UnsafePickleError, UnsupportedError
+from tensorio.errors import ChecksumError, UnsafePickleError, UnsupportedError
 from tensorio.formats._base import OpenOptions
 from tensorio.opening import leave_behind
 from tensorio.pickles import NotPlain
@@ -35,6 +36,7 @@ __all__ = ["TORCH_FORMATS", "load", "load_storage", "torch_load"]
 # Whatever takes its place later (`tensorio.dropin`), this is torch's.
 torch_load = torch.serialization.load
 
+_ENCODING = "utf-8"  # of Python 2's strings, if nobody says otherwise
 _LONGEST_NAME = 500  # characters
 _TRUE = ("1", "y", "yes", "true")
 TORCH_FORMATS = ("torch_zip", "torch_legacy", "torch_tar")
@@ -107,7 +109,7 @@ def load(
     storage, name = open_source(f, mmap is not False)
     try:
         with torch_errors(name):
-            found = _Load(f, storage, name, map_location, mmap, pickle_load_args.get("encoding", "utf-8")).run()
+            found = _Load(f, storage, name, map_location, mmap, pickle_load_args.get("encoding", _ENCODING)).run()
             leave_behind(f, storage)
     finally:
         storage.close()  # the tensors keep what they need
@@ -116,7 +118,7 @@ def load(
 
 def load_storage(f: Any, storage: Storage, name: str, map_location: Any, mmap: bool) -> Any:
     """Load what is in a storage that was opened for `f`; see `load`."""
-    return _Load(f, storage, name, map_location, mmap, "utf-8").run()
+    return _Load(f, storage, name, map_location, mmap, _ENCODING).run()
 
 
 def _is_ours(f: Any, pickle_module: Any, weights_only: bool | None, mmap: bool | None, more: dict[str, Any]) -> bool:
@@ -177,25 +179,25 @@ class _Load:
             raise UnsupportedError(
                 f"expected a file of torch.save, found one of format {format.NAME!r}: tensorio.load opens it"
             )
-        try:
-            found = self._plain(format)
-        except (NotPlain, TensorIOError) as error:
-            if isinstance(error, FormatError):
-                raise
+        found, plain = self._plain(format)
+        if not plain:
             self._validate(format)
             found = self._special(format)
         if isinstance(self._storage, FileStorage):
             self._storage.check_unchanged()
         return found
 
-    def _plain(self, format: Any) -> Any:
-        """The first way."""
+    def _plain(self, format: Any) -> tuple[Any, bool]:
+        """The first way: what was found, and whether it leads anywhere."""
         if not is_ordinary() or not self._is_little():
-            raise NotPlain("torch in another mode")
-        places = Places(self._map_location)
-        found = format.load(self._storage, replace(self._options, maker=TorchMaker(places)))
-        places.finish()
-        return found
+            return None, False
+        try:
+            places = Places(self._map_location)
+            found = format.load(self._storage, replace(self._options, maker=TorchMaker(places)))
+            places.finish()
+        except (NotPlain, UnsafePickleError, UnsupportedError):
+            return None, False
+        return found, True
 
     def _is_little(self) -> bool:
         """Whether a file that does not say so is little-endian."""
@@ -214,25 +216,21 @@ class _Load:
                 raise  # torch searches its message for words, in time that grows with the square of its length
         except UnsupportedError:
             pass
-        try:
+        with contextlib.suppress(UnsupportedError):  # whole, but of a kind that torch knows and we don't
             format.open(self._storage, replace(options, unknown="opaque"))
-        except UnsupportedError:
-            pass  # whole, but of a kind that torch knows and we don't
 
     def _special(self, format: Any) -> Any:
         """The second way; if it fails, torch says why in the words of `torch.load`."""
         if format.NAME == "torch_zip" and _exact.KNOWN:
-            try:
+            with contextlib.suppress(Exception):
                 return _exact.load_zip(self._storage, self._options, self._map_location, self._encoding)
-            except TensorIOError:
-                raise
-            except Exception:
-                return self._as_a_whole()
         return self._as_a_whole()
 
     def _as_a_whole(self) -> Any:
         """`torch.load` of our bytes; of the file itself, where it can be opened once more."""
-        words = {"map_location": self._map_location, "weights_only": True, "encoding": self._encoding}
+        words = {"map_location": self._map_location, "weights_only": True}
+        if self._encoding != _ENCODING:
+            words["encoding"] = self._encoding
         if is_path(self._f):
             return torch_load(self._f, mmap=self._mmap, **words)
         inside = _exact.as_file(self._storage)

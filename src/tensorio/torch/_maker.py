@@ -99,7 +99,7 @@ class TorchMaker:
         if TYPES[dtype] is None:
             raise NotPlain("a type that this release of torch lacks")
         empty = torch.empty(0, dtype=TYPES[dtype], device=base.device)
-        return empty.set_(base.untyped_storage(), offset // empty.itemsize, shape, strides)
+        return empty.set_(base.untyped_storage(), offset, shape, strides)
 
     def parameter(self, tensor: Any, requires_grad: bool) -> torch.nn.Parameter:
         if type(tensor) is not torch.Tensor:

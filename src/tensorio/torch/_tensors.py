@@ -157,6 +157,8 @@ def to_device(tensors: dict[str, torch.Tensor], device: Any, staging: Staging | 
             room = rooms[storage._cdata] = staging.add(source, where)
         empty = torch.empty(0, dtype=tensor.dtype, device=room.device)
         moved[name] = empty.set_(room.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        if tensor.requires_grad:
+            moved[name].requires_grad = True
     staging.run()
     return moved
 
