@@ -67,6 +67,7 @@ HEAD = ("", "cpu", "wall", "ours:its cpu", "wall", "target", "met")
 # The acts in the order in which one meets them.
 SECTIONS = (
     "bench_open",
+    "bench_torch",
     "bench_load_big",
     "bench_cold",
     "bench_save",
