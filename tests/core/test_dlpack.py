@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch.utils.dlpack import from_dlpack
 
 import tensorio
 from tensorio import _dlpack
 from tensorio._arrays import Lease
 from tensorio.dtypes import BY_NAME, DTYPES, c_strides, numpy_dtype
+
+torch = pytest.importorskip("torch", reason="torch is what takes the capsules")
+from_dlpack = torch.utils.dlpack.from_dlpack
 
 
 def code(name: str) -> int:
