@@ -294,6 +294,7 @@ class FileStorage(Storage):
 
     def stream(self, offset: int, nbytes: int) -> Iterator[memoryview]:
         view = self.view()
+        self._before_use()
         for window in range(offset, offset + nbytes, WINDOW):
             end = min(window + WINDOW, offset + nbytes)
             self.read_ahead(window, end - window)
