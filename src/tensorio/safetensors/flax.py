@@ -8,9 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from tensorio.safetensors import _by_numpy, safe_open  # noqa: F401  # programs import it from here, too
+from tensorio.safetensors import _by_numpy, numpy, safe_open
 
-__all__ = ["load", "load_file", "save", "save_file"]
+__all__ = ["load", "load_file", "numpy", "safe_open", "save", "save_file"]
 
 Metadata = Mapping[str, str] | None
 

@@ -15,18 +15,24 @@ import numpy as np
 from tensorio import _arrays, _served
 from tensorio.dtypes import BY_NAME, numpy_dtype
 from tensorio.formats.safetensors import DTYPES as _CODES
+from tensorio.safetensors import TensorSpec, deserialize, safe_open, serialize, serialize_file
 from tensorio.safetensors._devices import backend_of
 from tensorio.safetensors._file import of_buffer, opened
 from tensorio.safetensors._readers import NumpyReader, aligned
-from tensorio.safetensors._safetensors_rust import (  # noqa: F401  # programs import them from here, too
-    deserialize,
-    safe_open,
-    serialize,
-    serialize_file,
-)
-from tensorio.safetensors._writing import TensorSpec, bytes_of, plan_of, write
+from tensorio.safetensors._writing import bytes_of, plan_of, write
 
-__all__ = ["load", "load_file", "save", "save_file"]
+# Those of the package itself are here because callers import them from here, too.
+__all__ = [
+    "TensorSpec",
+    "deserialize",
+    "load",
+    "load_file",
+    "safe_open",
+    "save",
+    "save_file",
+    "serialize",
+    "serialize_file",
+]
 
 Array = np.ndarray[Any, Any]
 

@@ -10,9 +10,20 @@ import paddle
 
 from tensorio.dtypes import numpy_dtype
 from tensorio.formats.safetensors import DTYPES as _CODES
-from tensorio.safetensors import _by_numpy, safe_open  # noqa: F401  # programs import it from here, too
+from tensorio.safetensors import TensorSpec, _by_numpy, deserialize, numpy, safe_open, serialize, serialize_file
 
-__all__ = ["load", "load_file", "save", "save_file"]
+__all__ = [
+    "TensorSpec",
+    "deserialize",
+    "load",
+    "load_file",
+    "numpy",
+    "safe_open",
+    "save",
+    "save_file",
+    "serialize",
+    "serialize_file",
+]
 
 Metadata = Mapping[str, str] | None
 

@@ -26,19 +26,13 @@ from tensorio.formats._items import Items, items_of
 from tensorio.formats.safetensors import DTYPES as _CODES
 from tensorio.formats.safetensors import plan_items
 from tensorio.plan import FlatPlan
+from tensorio.safetensors import TensorSpec, deserialize, safe_open, serialize, serialize_file
 from tensorio.safetensors import _torch_sharing as _sharing
 from tensorio.safetensors._devices import backend_of, device_of
 from tensorio.safetensors._errors import SAVING, SafetensorUnsupportedError
 from tensorio.safetensors._file import of_buffer, opened
-from tensorio.safetensors._safetensors_rust import (  # noqa: F401  # programs import them from here, too
-    deserialize,
-    safe_open,
-    serialize,
-    serialize_file,
-)
 from tensorio.safetensors._torch_reader import TorchReader
 from tensorio.safetensors._writing import (
-    TensorSpec,
     bytes_of,
     checked_metadata,
     planned,
@@ -46,7 +40,22 @@ from tensorio.safetensors._writing import (
     write,
 )
 
-__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model", "storage_ptr", "storage_size"]
+# Those of the package itself are here because callers import them from here, too.
+__all__ = [
+    "TensorSpec",
+    "deserialize",
+    "load",
+    "load_file",
+    "load_model",
+    "safe_open",
+    "save",
+    "save_file",
+    "save_model",
+    "serialize",
+    "serialize_file",
+    "storage_ptr",
+    "storage_size",
+]
 
 Metadata = Mapping[str, str] | None
 Tensors = dict[str, torch.Tensor]
