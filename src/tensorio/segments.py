@@ -92,7 +92,10 @@ def make_memory(plan: Plan, name: str, *, huge_pages: bool = False, progress: Pr
         return Segment(_filled(fd, plan, progress, mapped=True)[0], "reserved")
     fd = _memfd(name)
     try:
-        os.ftruncate(fd, plan.nbytes)
+        if plan.nbytes and not huge_pages:
+            os.posix_fallocate(fd, 0, plan.nbytes)
+        else:
+            os.ftruncate(fd, plan.nbytes)
     except BaseException:
         os.close(fd)
         raise
