@@ -13,6 +13,7 @@ import pytest
 
 import cases
 import tensorio
+import tensorio.torch
 
 torch = pytest.importorskip("torch")
 
@@ -283,3 +284,23 @@ def test_huge_pages_are_had_or_it_is_said(tmp_path: Path) -> None:
         assert publication.nbytes == path.stat().st_size
         assert np.array_equal(checkpoint["w"], big["w"])
         assert checkpoint.format == "safetensors"
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs Linux's /proc")
+def test_other_readers_map_a_segment_by_its_descriptor(tmp_path: Path) -> None:
+    """The reference tools read what was laid out, too: a segment is a file like any other, but for its name."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+    state = {"w": torch.arange(12.0).reshape(3, 4), "n": [torch.ones(2, dtype=torch.bfloat16), 7]}
+    with tensorio.publish(state) as publication:
+        path = f"/proc/self/fd/{publication.fileno()}"
+        for found in (torch.load(path, mmap=True, weights_only=True), tensorio.torch.load(path)):
+            assert torch.equal(found["w"], state["w"])
+            assert torch.equal(found["n"][0], state["n"][0])
+            found["w"][0, 0] = 5  # its own
+        assert publication.open()["w"][0, 0] == 0
+    data = cases.CASES["safetensors_unaligned"]()
+    source = tmp_path / "m.safetensors"
+    source.write_bytes(data.data)
+    with tensorio.publish(source) as publication:
+        assert publication.kind == "memory"
+        same(safetensors.load_file(f"/proc/self/fd/{publication.fileno()}"), data.tensors)
