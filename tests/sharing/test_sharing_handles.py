@@ -17,6 +17,7 @@ import pytest
 import cases
 import tensorio
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # Python 3.12 on: beside threads
 linux = pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs Linux's /proc")
 TENSORS = {"w": np.arange(10_000.0), "v": np.ones(3, "f4")}
 

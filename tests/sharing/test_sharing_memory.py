@@ -19,6 +19,7 @@ from sharers import PAGE, Stranger, Worker, ending, usage
 
 pytestmark = [
     pytest.mark.plain_build,
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),  # Python 3.12 on: forking beside threads
     pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs Linux's /proc"),
 ]
 

@@ -13,7 +13,10 @@ import pytest
 
 from tensorio import processes
 
-pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs Linux's /proc")
+pytestmark = [
+    pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs Linux's /proc"),
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),  # Python 3.12 on: forking beside threads
+]
 
 
 def test_start_tells_processes_apart() -> None:
