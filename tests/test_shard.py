@@ -545,6 +545,13 @@ def test_config_beside_the_source_gives_numbers_of_heads(tmp_path: Path) -> None
     report = tensorio.shard(tmp_path / "m.safetensors", tmp_path / "x", tp=4, rules="llama")
     assert report.repeated == (name,)
     tensorio.shard(tmp_path / "m.safetensors", tmp_path / "y", tp=4, rules="llama", config={"num_attention_heads": 4})
+    (tmp_path / "config.json").write_text("no JSON, and no matter to rules that need nothing of it")
+    tensorio.shard(tmp_path / "m.safetensors", tmp_path / "z", tp=4, rules={name: "0 heads=2"})
+    with pytest.raises(HeaderError, match="JSON"):
+        tensorio.shard(tmp_path / "m.safetensors", tmp_path / "w", tp=4, rules="llama")
+    (tmp_path / "config.json").write_text('{"kv": 2}')
+    pairs = ((pattern, "0 heads=$kv") for pattern in [name])
+    assert tensorio.shard(tmp_path / "m.safetensors", tmp_path / "w", tp=4, rules=pairs).repeated == (name,)
     shapes = [safetensors.numpy.load_file(rank_files(tmp_path / folder, 4)[0])[name].shape for folder in "xy"]
     assert shapes == [(4, 4), (2, 4)]
 

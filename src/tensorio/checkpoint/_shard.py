@@ -92,12 +92,26 @@ def open_source(source: Any, **options: Any) -> Checkpoint:
 
 
 def rules_for(source: Any, rules: Any, config: Any) -> Rules:
-    """Return the rules, with the numbers of the ``config.json`` beside the source if none is given."""
-    if config is None and not isinstance(rules, Rules) and isinstance(source, str | os.PathLike):
-        path = os.fspath(source)
-        beside = os.path.join(path if os.path.isdir(path) else os.path.dirname(path), "config.json")
-        config = beside if os.path.isfile(beside) else None
-    return rules_of(rules, None if config is None else config_of(config))
+    """Return the rules; a ``config.json`` beside the source is looked into if they need a number that is not given."""
+    rules = list(rules) if isinstance(rules, Iterator) else rules  # they may be gone through twice
+    if config is not None:
+        return rules_of(rules, config_of(config))
+    try:
+        return rules_of(rules)
+    except ValueError:
+        beside = _config_beside(source)
+        if beside is None:
+            raise
+    return rules_of(rules, config_of(beside))
+
+
+def _config_beside(source: Any) -> str | None:
+    """The path of the ``config.json`` in a folder, or in that of a file."""
+    if not isinstance(source, str | os.PathLike):
+        return None
+    path = os.fspath(source)
+    beside = os.path.join(path if os.path.isdir(path) else os.path.dirname(path), "config.json")
+    return beside if os.path.isfile(beside) else None
 
 
 def shard_checkpoint(
