@@ -37,6 +37,7 @@ cdef class _Stack:
     cdef Py_ssize_t memo_next
     cdef Py_ssize_t frame_end  # of the open FRAME; 0 if none
     cdef int64_t budget  # bytes that may still be made, besides what the bytes read allow
+    cdef const char *errors  # how text is decoded
     cdef bint plain  # whether what is odd, though not damaged, ends the run by `NotPlain`
     cdef Py_ssize_t placeholders  # mentions of storages, less those that tensors were made of
 
@@ -285,7 +286,7 @@ cdef class _Stack:
     cdef int text(self, const uint8_t *p, uint64_t count) except -1:
         self.charge(COST_OBJECT + <int64_t> count)
         try:
-            return self.push(PyUnicode_DecodeUTF8(<const char *> p, <Py_ssize_t> count, NULL))
+            return self.push(PyUnicode_DecodeUTF8(<const char *> p, <Py_ssize_t> count, self.errors))
         except UnicodeDecodeError:
             self.wrong("expected UTF-8")
 

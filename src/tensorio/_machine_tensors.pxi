@@ -115,6 +115,9 @@ cdef class _Tensors(_Stack):
         self.grow_records(self.n_records)
         if self.n_records:
             memcpy(self.extents, &cells[0], self.n_records * sizeof(Extent))
+        if args[0].maker is not None:
+            # Halves of surrogate pairs are text that Python has and UTF-8 has not: names of files, for example.
+            self.errors = "surrogatepass"
         if leases is not None and args[0].maker is not None:
             self.make_others(args[0].maker)
         elif leases is not None:

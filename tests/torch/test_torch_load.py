@@ -79,7 +79,8 @@ PLAIN: dict[str, Callable[[], Any]] = {
                           torch.nn.Parameter(BASE[:3], requires_grad=False)},
     "lazy bits": lambda: [COMPLEX.conj(), torch._neg_view(BASE), COMPLEX, (COMPLEX + 1).conj().imag],
     "values": lambda: [torch.Size([2, 3]), torch.bfloat16, torch.device("cuda", 1), torch.device("cpu"), {1, 2},
-                       b"bytes", bytearray(b"array"), 1 << 70, -5, 2.5, None, True, (1, (2,)), 3j, Counter("aab")],
+                       b"bytes", bytearray(b"array"), 1 << 70, "\ud800x", -5, 2.5, None, True, (1, (2,)), 3j,
+                       Counter("aab")],
     "types": lambda: [torch.zeros(4, dtype=dtype) for dtype in (
         torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32,
         torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64,
