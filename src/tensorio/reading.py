@@ -127,6 +127,9 @@ def read_into(
     """
     waits = cached is not None and 0 <= cached(0, len(out)) < len(out) // 2
     total = 0
+    missing = start + len(out) - os.fstat(fd).st_size
+    if missing > 0:  # it would look like a hole
+        raise TruncatedError(f"the file ends {missing} bytes too early", offset=start + len(out) - missing)
     done = 0
     lock = threading.Lock()
     with _Direct(fd, start, out, cached if waits and direct and len(out) >= DIRECT_FROM else None) as past:

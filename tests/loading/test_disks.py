@@ -222,3 +222,46 @@ def test_verify_from_afar_reads_in_large_pieces(tmp_path: Path, on: Any, preads:
     on(NFS)
     assert tensorio.verify(path).ok
     assert sum(n for _, n in preads) >= 20 << 20
+
+
+@pytest.mark.parametrize("disk", [NFS, Disk("ext4", "/")], ids=["far", "near"])
+def test_faces_read_ahead_from_afar_and_nothing_from_near(
+    disk: Disk, tmp_path: Path, on: Any, preads: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    import tensorio.safetensors.numpy
+    import tensorio.safetensors.torch
+    import tensorio.torch
+
+    monkeypatch.setattr(storage, "READ_PIECE", 1 << 20)
+    tree = {f"w{i}": torch.full((1 << 18,), i, dtype=torch.float32) for i in range(8)}  # a MiB each
+    flat, pt = tmp_path / "m.safetensors", tmp_path / "m.pt"
+    tensorio.save(tree, flat, durable=False)
+    tensorio.save(tree, pt, durable=False)
+    on(disk)
+
+    def read_by(act: Callable[[], Any]) -> int:
+        preads.clear()
+        found = act()
+        assert all((found[name].numpy() if hasattr(found[name], "numpy") else found[name])[0] == int(name[1:])
+                   for name in found)  # fmt: skip
+        return sum(n for _, n in preads)
+
+    def one() -> dict[str, Any]:
+        with tensorio.safetensors.safe_open(flat, "pt") as f:
+            return {"w3": f.get_tensor("w3")}
+
+    def part() -> dict[str, Any]:
+        with tensorio.safetensors.safe_open(flat, "np") as f:
+            return {"w3": f.get_slice("w3")[5:6]}
+
+    for act, path in (
+        (lambda: tensorio.safetensors.torch.load_file(flat), flat),
+        (lambda: tensorio.safetensors.numpy.load_file(flat), flat),
+        (lambda: tensorio.torch.load(pt), pt),
+        (lambda: tensorio.torch.load(flat), flat),
+    ):
+        assert read_by(act) == (path.stat().st_size if disk.far else 0)
+    assert read_by(lambda: tensorio.torch.load(pt, mmap=True)) == 0  # as it was asked for
+    assert read_by(one) == (2 << 20 if disk.far else 0)  # the pieces that it lies in
+    assert read_by(part) <= 4

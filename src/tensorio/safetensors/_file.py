@@ -7,6 +7,7 @@ import operator
 import os
 from typing import TYPE_CHECKING
 
+from tensorio.checkpoint._loading import settle
 from tensorio.dtypes import DTYPES
 from tensorio.errors import TruncatedError, UnsupportedError
 from tensorio.formats import safetensors as _format
@@ -109,6 +110,11 @@ class File:
         at = cells[row * ROW + 3]
         return tuple(self.table.dims[at : at + cells[row * ROW + 2]])
 
+    def bring(self, row: int | None = None) -> None:
+        """On a disk where page faults are dear, read a tensor, or all of them, before it is looked at."""
+        if self.storage.ahead:
+            self.storage.read_ahead(*((0, self.storage.nbytes) if row is None else self.extent(row)))
+
     def private(self) -> Lease | None:
         """Return a new private copy-on-write mapping of the file; None if it is not a mapped file."""
         storage = self.storage
@@ -210,4 +216,6 @@ def opened(source: object, *, writable: bool) -> File:
     except UnsupportedError as error:
         raise translated(error, f"{OPENING}: {error.message}") from error
     with rejected(OPENING, name):
-        return File(storage, name, path)
+        file = File(storage, name, path)
+    settle(storage, "auto", None, whole=False)
+    return file

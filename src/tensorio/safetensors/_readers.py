@@ -86,6 +86,8 @@ class NumpyReader:
             fresh = self._mapped and (self._shares or not (self._all_given or self._given))
             fresh = fresh and self._lease() is not None
             self._all_given = True
+        if fresh:
+            self.file.bring()
         arrays = self._views() if fresh else self._copies()
         names, plain = table.names, type(self)._finished is NumpyReader._finished
         if self.file.in_order and plain:
@@ -96,7 +98,7 @@ class NumpyReader:
         model = self._model(row)
         wanted = checked(index, model.shape)
         try:
-            if self._mapped:
+            if self._mapped and not self.file.storage.ahead:
                 return self._sliced(np.asarray(model[wanted]), row)
             offset, _ = self.file.extent(row)
             return self._sliced(gathered(self.file.read, offset, model.shape, model.dtype, wanted), row)
@@ -130,6 +132,7 @@ class NumpyReader:
                 with self._lock:
                     lease = self._lease()
             if lease is not None:
+                self.file.bring(row)
                 array = _arrays.view_row(self.file.table.rows, self.file.table.dims, row, lease)
                 if array.flags.aligned:
                     return array

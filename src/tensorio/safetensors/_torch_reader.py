@@ -58,6 +58,7 @@ class TorchReader:
         file, names = self.file, self.file.table.names
         try:
             if self._lease is not None:
+                file.bring()
                 found = _tensors.tensors_of(file.opened)
             else:
                 table, storages = read_blocks(file)
@@ -86,6 +87,7 @@ class TorchReader:
     def _tensor(self, row: int) -> Any:
         try:
             if self._lease is not None:
+                self.file.bring(row)
                 return _tensors.tensor_of(self.file.table, row, self._lease)
             offset, nbytes = self.file.extent(row)
             memory = memoryview(np.zeros(nbytes, np.uint8))  # type: ignore[arg-type]

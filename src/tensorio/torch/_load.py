@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from tensorio import _served, formats
+from tensorio.checkpoint._loading import reads_payload, settle
 from tensorio.errors import ChecksumError, UnsafePickleError, UnsupportedError
 from tensorio.formats._base import OpenOptions
 from tensorio.opening import leave_behind
@@ -179,6 +180,7 @@ class _Load:
             raise UnsupportedError(
                 f"expected a file of torch.save, found one of format {format.NAME!r}: tensorio.load opens it"
             )
+        self._bring(format)
         found, plain = self._plain(format)
         if not plain:
             self._validate(format)
@@ -198,6 +200,13 @@ class _Load:
         except (NotPlain, UnsafePickleError, UnsupportedError):
             return None, False
         return found, True
+
+    def _bring(self, format: Any) -> None:
+        """Where page faults are dear, read a good file by large reads before it is looked at."""
+        if self._mmap is None and reads_payload(self._storage, "auto"):
+            self._validate(format)
+            settle(self._storage, "auto", None, whole=False)
+            self._storage.read_ahead(0, self._storage.nbytes)
 
     def _is_little(self) -> bool:
         """Whether a file that does not say so is little-endian."""
@@ -239,6 +248,7 @@ class _Load:
         return found
 
     def _safetensors(self, format: Any) -> dict[str, torch.Tensor]:
+        self._bring(format)
         where = self._map_location
         if not isinstance(where, str | torch.device | None):
             raise RuntimeError(
