@@ -4,6 +4,8 @@ from typing import Any
 
 from tensorio._arrays import Lease
 
+hand_over: object
+
 def has_dtype(dtype: int) -> bool: ...
 def capsule(
     lease: Lease, dtype: int, shape: Sequence[int], strides: Sequence[int], offset: int, nbytes: int
