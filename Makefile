@@ -58,14 +58,14 @@ peer-suite: $(VENV)/.test
 peer-suite-all: $(VENV)/.peer peer-suite
 
 # Packages from PyPI that use safetensors and torch.load/save, unchanged, under the drop-in; in an environment of their
-# own (1.6 GB), over the extensions that are built in place for `test`.
+# own (1.5 GB), over the extensions that are built in place for `test`. Of the packages little is imported: not compiled.
 users: $(VENV)/.test $(VENV)-users/.ready
 	PYTHONPATH=src $(VENV)-users/bin/python -m pytest tests/users $(T)
 
 $(VENV)-users/.ready: tests/users/requirements.txt
 	test -x $(VENV)-users/bin/python || $(PYTHON) -m venv $(VENV)-users
-	$(VENV)-users/bin/python -m pip install -q -r $<
-	$(VENV)-users/bin/python -m pip install -q --no-deps timm==1.0.31
+	$(VENV)-users/bin/python -m pip install -q --no-compile -r $<
+	$(VENV)-users/bin/python -m pip install -q --no-compile --no-deps timm==1.0.31
 	touch $@
 
 # The hostile tests at the size of a release: every byte by all 255 changes, 10 million changed parts. Hours.
