@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zlib
 from array import array
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,6 +25,7 @@ from tensorio.formats._salvage_layout import BYTEORDER
 from tensorio.formats._salvage_parts import LOCAL, Directory, Piece, State
 from tensorio.formats._salvage_storages import Storages
 from tensorio.formats._stream import is_stream, located, pickle_at
+from tensorio.formats._zip import Inflation
 from tensorio.storage import MemoryStorage, arena
 from tensorio.tensors import ROW, Table
 
@@ -184,10 +184,8 @@ def _payload(storage: Storage, piece: Piece, limit: int) -> memoryview | bytes:
     raw = storage.view()[piece.start : piece.start + piece.compressed]
     if not piece.deflated:
         return raw
-    try:
-        return zlib.decompressobj(-15).decompress(raw, min(piece.size, limit) + 1)[: piece.size]
-    except zlib.error as error:
-        raise HeaderError(f"deflated record: {error}", record=piece.record, offset=piece.start) from None
+    with error_context(record=piece.record):
+        return b"".join(Inflation([raw], min(piece.size, limit), piece.start))[: piece.size]
 
 
 def _placed(storage: Storage, rows: array[int], pieces: list[Piece], swapped: bool) -> list[Storage]:

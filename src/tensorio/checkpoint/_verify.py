@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tensorio import _core
 from tensorio.errors import ChecksumError, HeaderError, TensorIOError, error_context
+from tensorio.formats._zip import Inflation
 
 if TYPE_CHECKING:
     from tensorio.formats._base import Opened, StoredRecord
@@ -27,8 +27,6 @@ SMALL = 64 << 10
 # Bytes of small records that make one task, and what a record costs beside its bytes, in bytes checked in that time.
 TASK = 4 << 20
 PART_COST = 16 << 10
-# Bytes unpacked at a time.
-PIECE = 1 << 20
 
 
 @dataclass
@@ -153,22 +151,12 @@ def _checksum(storages: list[Storage], record: StoredRecord, part: _Part) -> int
 
 
 def _inflated_checksum(raw: memoryview, record: StoredRecord) -> int:
-    """Unpack a piece at a time: memory stays flat whatever the record unpacks to."""
-    unpacker = zlib.decompressobj(-15)
-    crc = size = 0
-    waiting: memoryview | bytes = raw
-    try:
-        while not unpacker.eof:
-            piece = unpacker.decompress(waiting, PIECE)
-            waiting = unpacker.unconsumed_tail
-            size += len(piece)
-            crc = _core.crc32(piece, crc)
-            if size > record.size or (not piece and not waiting and not unpacker.eof):
-                break
-    except zlib.error as error:
-        raise HeaderError(f"deflated record: {error}", offset=record.offset) from None
-    if size != record.size or not unpacker.eof:
-        raise HeaderError(f"deflated record: expected {record.size} bytes, found {size}", offset=record.offset)
+    unpacked = Inflation([raw], record.size, record.offset)
+    crc = 0
+    for piece in unpacked:
+        crc = _core.crc32(piece, crc)
+    if unpacked.size != record.size or not unpacked.ended:
+        raise HeaderError(f"deflated record: expected {record.size} bytes, found {unpacked.size}", offset=record.offset)
     return crc
 
 

@@ -12,12 +12,11 @@ payload counts as proven only by a CRC-32 over all its bytes.
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tensorio import _core
-from tensorio.errors import LimitError
+from tensorio.errors import HeaderError, LimitError
 from tensorio.formats._salvage_parts import (
     CENTRAL,
     DESCRIPTOR,
@@ -33,6 +32,7 @@ from tensorio.formats._salvage_parts import (
     has,
     header_at,
 )
+from tensorio.formats._zip import Inflation
 
 if TYPE_CHECKING:
     from tensorio.storage import Storage
@@ -163,27 +163,15 @@ class Damaged:
         self._may_inflate -= limit
         if self._may_inflate < 0:
             raise _too_dear()
-        unpacker = zlib.decompressobj(-15)
-        taken = size = crc = 0
+        packed = self.storage.stream(start, min(self.nbytes - start, limit + limit // 8 + SMALL))
+        unpacked = Inflation(packed, limit, start)
+        crc = 0
         try:
-            for piece in self.storage.stream(start, min(self.nbytes - start, limit + limit // 8 + SMALL)):
-                waiting: memoryview | bytes = piece
-                while True:  # until it asks for more
-                    room = min(WINDOW, limit - size + 1)
-                    data = unpacker.decompress(waiting, room)
-                    waiting = unpacker.unconsumed_tail
-                    size += len(data)
-                    crc = _core.crc32(data, crc)
-                    if size > limit:
-                        return None
-                    if unpacker.eof or (len(data) < room and not waiting):
-                        break
-                taken += len(piece) - len(unpacker.unused_data)
-                if unpacker.eof:
-                    return taken, size, crc
-        except zlib.error:
-            pass
-        return None
+            for data in unpacked:
+                crc = _core.crc32(data, crc)
+        except HeaderError:
+            return None
+        return (unpacked.taken, unpacked.size, crc) if unpacked.ended and unpacked.size <= limit else None
 
     # --------------------------------------------------------------- payloads
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tensorio import _core
-from tensorio.errors import ChecksumError, HeaderError, LimitError
+from tensorio.errors import ChecksumError, HeaderError, LimitError, error_context
 from tensorio.formats._base import StoredRecord
 from tensorio.plan import PIECE, SMALL
 from tensorio.storage import arena
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tensorio.plan import Buffer, Payloads
     from tensorio.storage import Storage
 
-__all__ = ["Archive", "ZipPlan"]
+__all__ = ["Archive", "Inflation", "ZipPlan"]
 
 # Payloads up to this size share a page with their local header, as a rule, and that page is read anyway: their
 # checksum costs nothing but the arithmetic, so that it is always checked.
@@ -119,45 +119,92 @@ class Archive:
     def check(self, record: int) -> None:
         """Check the CRC of a record of any size, in flat memory."""
         offset, compressed, size, crc, method, _ = _core.zip_record(self.rows, record)
-        actual = done = 0
-        unpacker = zlib.decompressobj(-15)
-        try:
-            for piece in self.storage.stream(offset, compressed):
-                waiting: memoryview | bytes = piece
-                while len(waiting) and done <= size:
-                    data = unpacker.decompress(waiting, PIECE) if method else waiting
-                    waiting = unpacker.unconsumed_tail
-                    actual, done = _core.crc32(data, actual), done + len(data)
-        except zlib.error as error:
-            raise HeaderError(f"deflated record: {error}", record=self.name(record), offset=offset) from None
+        packed = self.storage.stream(offset, compressed)
+        actual = 0
+        with error_context(record=self.name(record)):
+            for data in Inflation(packed, size, offset) if method else packed:
+                actual = _core.crc32(data, actual)
         if crc not in (0, actual):
             self.fail_checksum(record, crc, actual)
 
     def _inflate(self, raw: memoryview, size: int, record: int, offset: int) -> memoryview:
         out = arena(size)
-        unpacker = zlib.decompressobj(-15)
+        unpacked = Inflation([raw], size, offset)
         done = 0
-        waiting: memoryview | bytes = raw
-        try:
-            while not unpacker.eof:
-                piece = unpacker.decompress(waiting, min(PIECE, size - done + 1))
-                waiting = unpacker.unconsumed_tail
-                if done + len(piece) > size or not (piece or unpacker.eof):
+        with error_context(record=self.name(record)):
+            for piece in unpacked:
+                if done + len(piece) > size:
                     break
                 out[done : done + len(piece)] = piece
                 done += len(piece)
-        except zlib.error as error:
-            raise HeaderError(f"deflated record: {error}", record=self.name(record), offset=offset) from None
-        if done != size or not unpacker.eof or unpacker.unused_data:
-            raise HeaderError(
-                f"deflated record: expected {size} bytes and the end of the stream, found otherwise at {done} bytes",
-                record=self.name(record), offset=offset,
-            )  # fmt: skip
+            if unpacked.size != size or not unpacked.ended or unpacked.taken != len(raw):
+                raise HeaderError(
+                    f"deflated record: expected {size} bytes and the end of the stream, found other at {done} bytes",
+                    offset=offset,
+                )
         return out
 
     def name(self, record: int) -> str:
         """Return the full name of a record, by its place in the directory."""
         return _core.zip_name(self.storage.view(), self.rows, record)
+
+
+class Inflation:
+    """Bytes of a raw deflate stream, unpacked a piece at a time: memory stays flat whatever they unpack to.
+
+    Parameters
+    ----------
+    packed : iterable of buffer
+        Gone through up to the end of the stream.
+    most : int
+        Bytes to unpack to; one more tells that there are more.
+    offset : int
+        Of the first packed byte, for messages.
+
+    Attributes
+    ----------
+    size : int
+        Bytes unpacked so far.
+    taken : int
+        Packed bytes of the stream so far.
+    ended : bool
+        Whether its end was met.
+
+    Raises
+    ------
+    HeaderError
+        When gone through: what is packed is no deflate stream.
+    """
+
+    def __init__(self, packed: Iterable[Buffer], most: int, offset: int) -> None:
+        self._packed = packed
+        self._most = most
+        self._offset = offset
+        self.size = 0
+        self.taken = 0
+        self.ended = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        unpacker = zlib.decompressobj(-15)
+        try:
+            for piece in self._packed:
+                waiting: Buffer = piece
+                self.taken += len(piece)
+                while self.size <= self._most:
+                    data = unpacker.decompress(waiting, min(PIECE, self._most - self.size + 1))
+                    waiting = unpacker.unconsumed_tail
+                    self.size += len(data)
+                    if unpacker.eof:
+                        self.ended = True
+                        self.taken -= len(unpacker.unused_data)
+                    if data:
+                        yield data
+                    if self.ended or not (data or waiting):
+                        break  # done, or it asks for more
+                if self.ended or self.size > self._most:
+                    return
+        except zlib.error as error:
+            raise HeaderError(f"deflated record: {error}", offset=self._offset) from None
 
 
 class ZipPlan:
