@@ -15,7 +15,7 @@ import pytest
 
 import tensorio
 from sharers import Stranger, ending, kill, publisher, python
-from tensorio import processes
+from tensorio.sharing import _processes as processes
 
 linux = pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs Linux's /proc")
 

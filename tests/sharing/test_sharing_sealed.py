@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import tensorio
-from tensorio import memory, segments
+from tensorio import memory
+from tensorio.sharing import _segments as segments
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd")
 

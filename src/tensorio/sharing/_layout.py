@@ -21,8 +21,8 @@ from tensorio.formats._base import SaveOptions
 from tensorio.opening import remote_pieces
 from tensorio.plan import Plan, pieces_of
 from tensorio.ranges import RangeStorage
-from tensorio.segments import is_sealed, spool
 from tensorio.sharing._dequantized import dequantized
+from tensorio.sharing._segments import is_sealed, spool
 from tensorio.storage import FileStorage, MemoryStorage
 from tensorio.tensors import ROW
 

@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tensorio.processes import boot_id, is_running, pid_namespace
-from tensorio.registry import Registry
+from tensorio.sharing._processes import boot_id, is_running, pid_namespace
+from tensorio.sharing._registry import Registry
 from tensorio.storage import Identity
 
 __all__ = ["FILE", "KEPT", "MEMORY", "Holder", "Manifest", "read_manifest"]
@@ -27,7 +27,7 @@ class Holder(NamedTuple):
     Attributes
     ----------
     pid, start : int
-        See `tensorio.processes.start_time`.
+        See `tensorio.sharing._processes.start_time`.
     fd : int
         Where, in that process.
     """

@@ -7,9 +7,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from tensorio.errors import PublicationError
-from tensorio.registry import Registry
 from tensorio.sharing._manifest import FILE, KEPT, MEMORY, Holder, Manifest, read_manifest
 from tensorio.sharing._reach import myself, open_published, reach
+from tensorio.sharing._registry import Registry
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._checkpoint import Checkpoint

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tensorio.errors import NameTakenError, NotPublishedError, PublicationError, escaped
-from tensorio.registry import Registry, split_name
-from tensorio.segments import content_nbytes, make_file, make_memory
 from tensorio.sharing._layout import Layout, laid_out, opened
 from tensorio.sharing._manifest import FILE, KEPT, MEMORY, Manifest, read_manifest
 from tensorio.sharing._publication import Publication, hold
 from tensorio.sharing._reach import myself, reach_named
+from tensorio.sharing._registry import Registry, split_name
+from tensorio.sharing._segments import content_nbytes, make_file, make_memory
 from tensorio.storage import FileStorage, Identity
 
 __all__ = ["How", "publish_source"]

@@ -9,11 +9,11 @@ from typing import Any
 
 from tensorio.checkpoint._checkpoint import Checkpoint, checkpoint_of
 from tensorio.errors import NotPublishedError, PublicationError, escaped
-from tensorio.processes import start_time
 from tensorio.ranges import RangeStorage
-from tensorio.registry import Registry
-from tensorio.segments import HAS_MEMFD, is_sealed, open_file, open_held
 from tensorio.sharing._manifest import FILE, KEPT, MEMORY, Holder, Manifest
+from tensorio.sharing._processes import start_time
+from tensorio.sharing._registry import Registry
+from tensorio.sharing._segments import HAS_MEMFD, is_sealed, open_file, open_held
 from tensorio.storage import FileStorage, Identity, Storage
 
 __all__ = ["called", "myself", "open_published", "reach", "reach_named"]

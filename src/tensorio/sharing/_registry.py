@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tensorio.errors import PublicationError, UnsupportedError, escaped
-from tensorio.segments import open_file
+from tensorio.sharing._segments import open_file
 
 __all__ = ["Registry", "split_name"]
 
