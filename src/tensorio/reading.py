@@ -8,6 +8,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from tensorio import _core, _host, memory
@@ -77,11 +78,11 @@ def in_threads(work: Callable[[Job], object], jobs: Sequence[Job], threads: int)
         try:
             while not failed:
                 with lock:
-                    job = next(queue)
-                work(job)
-        except StopIteration:
-            pass
-        except BaseException as error:
+                    todo = list(islice(queue, 1))
+                if not todo:
+                    return
+                work(todo[0])
+        except BaseException as error:  # one of `progress`, too, whatever it is: StopIteration is no end of the jobs
             failed.append(error)
 
     others = [threading.Thread(target=run, daemon=True) for _ in range(min(threads, len(jobs)) - 1)]

@@ -196,12 +196,13 @@ def test_closed_checkpoint_reads_nothing() -> None:
         checkpoint.read_into(out)
 
 
-def test_error_of_progress_ends_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [RuntimeError, StopIteration])
+def test_error_of_progress_ends_it(error: type[Exception], tmp_path: Path) -> None:
     with tensorio.open(many(tmp_path)) as checkpoint:
         out = {fqn: empty_like(array) for fqn, array in checkpoint.items()}
 
         def progress(done: int, total: int) -> None:
-            raise RuntimeError("enough")
+            raise error("enough")
 
-        with pytest.raises(RuntimeError, match="enough"):
+        with pytest.raises(error, match="enough"):
             checkpoint.read_into(out, progress=progress, threads=4)
