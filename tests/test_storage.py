@@ -11,6 +11,7 @@ import io
 import mmap
 import os
 import pathlib
+import pickle
 import stat
 import tempfile
 from collections.abc import Callable
@@ -113,6 +114,17 @@ def test_file_object_counts_from_its_position(kind: str, path: Path) -> None:
         with OBJECTS[kind](path) as f:
             f.seek(42)
             check(read(f))
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_file_object_reads_on_behind_what_was_read(mmap: bool, tmp_path: Path) -> None:
+    path, rest = tmp_path / "two.pkl", bytes(range(256)) * 100
+    path.write_bytes(pickle.dumps({"a": 1}, 2) + rest)
+    with open(path, "rb") as f:
+        f.peek(1)  # what is buffered is no reason to look for the rest elsewhere
+        assert tensorio.load(f, format="pickle", mmap=mmap) == {"a": 1}
+        assert f.tell() == path.stat().st_size - len(rest)
+        assert f.read() == rest
 
 
 def test_file_object_may_be_closed_and_its_file_gone(path: Path) -> None:

@@ -257,8 +257,9 @@ def _data_spans(fd: int, start: int, nbytes: int) -> Iterator[tuple[int, int]]:
     at, end = start, start + nbytes
     while at < end:
         try:
-            at = os.lseek(fd, at, os.SEEK_DATA)
-            hole = os.lseek(fd, at, os.SEEK_HOLE)
+            with _place_kept(fd):
+                at = os.lseek(fd, at, os.SEEK_DATA)
+                hole = os.lseek(fd, at, os.SEEK_HOLE)
         except OSError as error:
             if error.errno == errno.ENXIO:
                 return  # a hole up to the end
@@ -267,6 +268,16 @@ def _data_spans(fd: int, start: int, nbytes: int) -> Iterator[tuple[int, int]]:
         if at < end:
             yield at - start, min(hole, end) - start
         at = hole
+
+
+@contextlib.contextmanager
+def _place_kept(fd: int) -> Iterator[None]:
+    """Leave the position where it was: a file object of the caller's may share it, and have bytes buffered."""
+    place = os.lseek(fd, 0, os.SEEK_CUR)
+    try:
+        yield
+    finally:
+        os.lseek(fd, place, os.SEEK_SET)
 
 
 def pread_full(fd: int, offset: int, out: memoryview) -> None:
@@ -288,7 +299,7 @@ else:
     _seek_lock = threading.Lock()
 
     def _pread(fd: int, offset: int, out: memoryview) -> int:
-        with _seek_lock:
+        with _seek_lock, _place_kept(fd):
             os.lseek(fd, offset, os.SEEK_SET)
             data = os.read(fd, len(out))
         out[: len(data)] = data
