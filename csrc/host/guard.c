@@ -50,6 +50,7 @@ static slot_row table[TIO_GUARD_SLOTS];
 static atomic_int hint; /* where the search for a free slot begins */
 static struct sigaction before;
 static atomic_int installed;
+static atomic_int handed; /* whoever was there before us has the signal */
 
 int tio_guard_add(const void *ptr, size_t nbytes, const char *name, size_t name_nbytes)
 {
@@ -150,13 +151,21 @@ static void on_bus(int number, siginfo_t *info, void *context)
     int kept = errno;
     uintptr_t at = (uintptr_t)info->si_addr;
     (void)context;
-    if (info->si_code > 0) {
+    if (info->si_code <= 0 && atomic_load(&handed)) {
+        /* It came around: who was before us took us for the one before it. All have spoken. */
+        signal(number, SIG_DFL);
+        raise(number);
+        return;
+    }
+    if (!atomic_load(&installed)) { /* closed, and somebody's predecessor all the same: nothing to say */
+    } else if (info->si_code > 0) {
         for (int i = 0; i < TIO_GUARD_SLOTS; i++)
             if (atomic_load(&table[i].state) == LIVE && at - table[i].begin < table[i].nbytes)
                 report(&table[i], at - table[i].begin);
     } else {
         report_by_size();
     }
+    atomic_store(&handed, 1);
     sigaction(number, &before, NULL);
     atomic_store(&installed, 0);
     if (info->si_code <= 0) /* nothing faults again by itself */
@@ -164,17 +173,27 @@ static void on_bus(int number, siginfo_t *info, void *context)
     errno = kept;
 }
 
+static int is_ours(const struct sigaction *action)
+{
+    return (action->sa_flags & SA_SIGINFO) && action->sa_sigaction == on_bus;
+}
+
 int tio_guard_install(void)
 {
-    struct sigaction ours;
+    struct sigaction ours, found;
     if (atomic_exchange(&installed, 1))
         return 0;
     memset(&ours, 0, sizeof ours);
     ours.sa_sigaction = on_bus;
     ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigemptyset(&ours.sa_mask);
-    if (sigaction(SIGBUS, &ours, &before) == 0)
-        return 0;
+    atomic_store(&handed, 0);
+    if (sigaction(SIGBUS, NULL, &found) == 0) {
+        if (!is_ours(&found)) /* else somebody put us back, and who was before us is known */
+            before = found;
+        if (sigaction(SIGBUS, &ours, NULL) == 0)
+            return 0;
+    }
     atomic_store(&installed, 0);
     return errno;
 }
@@ -186,7 +205,7 @@ int tio_guard_uninstall(void)
         return 0;
     if (sigaction(SIGBUS, NULL, &now))
         return errno;
-    if (!(now.sa_flags & SA_SIGINFO) || now.sa_sigaction != on_bus)
+    if (!is_ours(&now))
         return 0; /* whoever replaced it may have kept it as its own predecessor */
     return sigaction(SIGBUS, &before, NULL) ? errno : 0;
 }

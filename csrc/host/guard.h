@@ -5,7 +5,7 @@
  * looks the address up, writes one line to stderr, puts back the handler that was there before it, and returns: the
  * access is made again, and whoever would have seen the signal without us sees it now, as it was.
  *
- * Only calls that POSIX lets a handler make: write, sigaction, raise, getpid; madvise, which is a plain system call.
+ * Only calls that POSIX lets a handler make: write, signal, sigaction, raise; madvise, which is a plain system call.
  */
 #ifndef TENSORIO_HOST_GUARD_H
 #define TENSORIO_HOST_GUARD_H

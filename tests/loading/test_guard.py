@@ -87,6 +87,23 @@ def test_guard_and_faulthandler_both_speak(order: str, path: Path) -> None:
     assert done.stderr.count("Fatal Python error") == 1
 
 
+@pytest.mark.parametrize("between", ["pass", "faulthandler.disable()"])
+def test_guard_that_comes_back_speaks_once(between: str, path: Path) -> None:
+    """Handlers that have each other for the one before must not go round in circles."""
+    code = f"g = tensorio.guard(); faulthandler.enable(); g.close(); {between}; tensorio.guard()"
+    done = run(code + FAULT, path)
+    assert done.returncode == -signal.SIGBUS
+    assert told(done, path)
+    assert done.stderr.count("Fatal Python error") == (between == "pass")
+
+
+def test_guard_that_is_closed_is_silent_behind_a_later_handler(path: Path) -> None:
+    done = run("g = tensorio.guard(); faulthandler.enable(); g.close()" + FAULT, path)
+    assert done.returncode == -signal.SIGBUS
+    assert not told(done, path)
+    assert done.stderr.count("Fatal Python error") == 1
+
+
 def test_writable_mapping_is_known_too(path: Path) -> None:
     done = run("tensorio.guard()" + FAULT.replace("open(path)", "open(path, writable=True)"), path)
     assert done.returncode == -signal.SIGBUS
