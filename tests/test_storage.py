@@ -12,7 +12,9 @@ import mmap
 import os
 import pathlib
 import pickle
+import runpy
 import stat
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -394,6 +396,14 @@ def test_sparse_file_is_read_without_its_holes(tmp_path: Path, in_child: Any) ->
 
 
 # ------------------------------------------------------------------------ pieces
+
+
+@pytest.mark.parametrize("platform", ["darwin", "freebsd14", "win32"])
+def test_linux_flags_are_for_linux(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same number makes failing disks read as zeros on macOS, and is an error on FreeBSD."""
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.delattr(mmap, "MAP_NORESERVE", raising=False)
+    assert runpy.run_path(reading.__file__)["NORESERVE"] == 0
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 4095, (2 << 20) - 1, 2 << 20, (5 << 20) + 7])

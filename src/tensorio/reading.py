@@ -6,6 +6,7 @@ import contextlib
 import errno
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -32,8 +33,8 @@ FAR_READERS = 16
 # A file that is smaller may as well stay in the page cache.
 DIRECT_FROM = 64 << 20
 PAGE = mmap.PAGESIZE
-# Not in the mmap module before 3.13; the number is the kernel's on Linux.
-NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000) if os.name == "posix" and hasattr(os, "SEEK_HOLE") else 0
+# Not in the mmap module before 3.13; the number is the kernel's on Linux, and means something else on other systems.
+NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 Job = TypeVar("Job")
 
