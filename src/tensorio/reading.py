@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from tensorio import _core, _host, memory
+from tensorio import _core, _host, memory, paging
 from tensorio.errors import TruncatedError
 
 if TYPE_CHECKING:
@@ -178,6 +178,9 @@ class _Direct:
         with contextlib.suppress(OSError):
             # The same file, whatever has become of its name; the flag of the descriptor itself is not ours to change.
             self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+            # If another thread forks meanwhile, the child may be left with the pages that the disk writes to, and we
+            # with copies from before: open(2), O_DIRECT. What no child has, nobody copies.
+            paging.advise(out, "MADV_DONTFORK")
 
     def is_cold(self, at: int, nbytes: int) -> bool:
         """Whether most of a range is to be read past the cache."""
@@ -201,6 +204,7 @@ class _Direct:
     def __exit__(self, *exc: object) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
+            paging.advise(self._out, "MADV_DOFORK")
             os.close(fd)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import tensorio
-from tensorio import _host, reading, storage
+from tensorio import _core, _host, reading, storage
 from tensorio.disks import Disk
 from tensorio.opening import open_storage
 from tensorio.storage import FileStorage
@@ -89,6 +90,40 @@ def test_cold_file_is_read_past_the_cache(nbytes: int, tmp_path: Path, direct: l
     cached = _host.cached(fd, 0, nbytes)
     os.close(fd)
     assert cached <= max(ends, 64 << 10)
+
+
+def flags_at(address: int) -> list[str]:
+    """What the kernel says of the mapping that has an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(match[1], 16) <= address < int(match[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    return []
+
+
+def test_no_child_gets_memory_that_is_being_read_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork during a direct read may else leave the bytes with the child: open(2)."""
+    data = make(tmp_path / "x", 4 << 20)
+    chill(tmp_path / "x")
+    meanwhile: list[bool] = []
+    real = reading._Direct.read
+
+    def read(self: reading._Direct, at: int, nbytes: int) -> int:
+        meanwhile.append("dc" in flags_at(_core.address(self._out)))
+        return real(self, at, nbytes)
+
+    monkeypatch.setattr(reading._Direct, "read", read)
+    opened, _, _ = open_storage(tmp_path / "x")
+    assert isinstance(opened, FileStorage)
+    opened.read_all()
+    assert meanwhile
+    assert all(meanwhile)
+    assert flags_at(_core.address(opened.view()))
+    assert "dc" not in flags_at(_core.address(opened.view()))
+    assert bytes(opened.view()) == data
+    opened.close()
 
 
 @pytest.mark.parametrize("nbytes", SIZES)
