@@ -667,6 +667,17 @@ def test_rank_files_that_do_not_fit_are_refused(ranks: Path, change: Any, messag
     assert not (tmp_path / "back.safetensors").exists()
 
 
+def test_elements_still_to_be_conjugated_are_refused(tmp_path: Path) -> None:
+    """Their bytes alone are other numbers."""
+    whole = torch.arange(4).to(torch.complex64) * 1j
+    torch.save({"z": whole}, tmp_path / "model.pt")
+    tensorio.shard(tmp_path / "model.pt", tmp_path / "ranks", tp=2, rules={"z": 0}, format="torch_zip")
+    path = min((tmp_path / "ranks").glob("*rank-1*"))
+    torch.save({"z": torch.load(path)["z"].conj()}, path)
+    with pytest.raises(TensorMismatchError, match="rank 1: expected plain elements"):
+        tensorio.unshard(tmp_path / "ranks", tmp_path / "back.pt")
+
+
 def test_padding_that_is_no_longer_zero_is_cut_off(ranks: Path, model: Any, tmp_path: Path) -> None:
     change_file(rank_files(ranks, 4)[3], lambda t: t["embed"][-1].fill_(7))
     tensorio.unshard(ranks, tmp_path / "back.safetensors")
@@ -702,6 +713,9 @@ def edited_tensor(**changes: Any) -> Any:
         edited_tensor(shape=[1 << 60, 1 << 60]), edited_tensor(shape=8), edited_tensor(dim=5), edited_tensor(dim="0"),
         edited_tensor(action="eat"), edited_tensor(heads=[0]), edited_tensor(heads="8"), edited_tensor(sections=[3]),
         edited_tensor(other=1), edited_tensor(shape=[16, 6]), edited_tensor(pad_to=-1), edited_tensor(heads=[1 << 80]),
+        edited_tensor(pad_to=10**4299), edited_tensor(dim=-(10**4299)), edited(metadata={"a": "\ud800"}),
+        edited(skipped=["\udfff"]), edited_tensor(shape=[4 << 20, 6], sections=[1] * (1 << 20)),
+        edited_tensor(shape=[4096, 6], sections=[1] * 1024),
         lambda m: m["tensors"].update({"extra": {"dtype": "int8", "shape": [4], "action": "replicate"}}),
         lambda m: m["tensors"].update({"extra": {"dtype": "int8", "shape": [4], "action": "skip"}}),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -20,6 +21,7 @@ FORMAT, VERSION = "tensorio_tp", 1
 RANKS_MAX = 1024  # ranks in a group; the largest in use have some dozens
 DIMS_MAX = 64  # of an array, in NumPy 2
 NUMBER_MAX = 1 << 62
+_LONE = re.compile("[\ud800-\udfff]")  # halves of surrogate pairs, which no file takes
 _RULE_FIELDS = ("action", "dim", "sections", "heads", "pad_to")
 
 
@@ -147,6 +149,8 @@ def _part(fqn: str, entry: Any) -> Part:
         _require(set(entry) == {"dtype", "shape", *fields}, "no other fields of a tensor")
         lists = {key: tuple(fields[key]) for key in ("sections", "heads") if isinstance(fields.get(key), list)}
         _require(len(lists) == len({"sections", "heads"} & set(fields)), "lists of sections and heads")
+        numbers = [n for key in _RULE_FIELDS[1:] for n in lists.get(key, (fields.get(key, 0),))]
+        _require(all(type(n) is int and abs(n) <= NUMBER_MAX for n in numbers), "a rule of numbers")
         try:
             return Part(entry["dtype"], tuple(shape), Rule("**", **{**fields, **lists}))
         except (ValueError, TypeError) as error:
@@ -169,7 +173,7 @@ def _is_number(value: object, most: int) -> bool:
 
 
 def _is_texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+    return isinstance(value, list) and all(isinstance(text, str) and not _LONE.search(text) for text in value)
 
 
 def _require(right: object, what: str) -> None:

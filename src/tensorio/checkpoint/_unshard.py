@@ -15,7 +15,7 @@ from tensorio.checkpoint._manifest import MANIFEST, Manifest, Part, read_manifes
 from tensorio.dtypes import BY_NAME, c_strides
 from tensorio.errors import HeaderError, TensorMismatchError, TruncatedError, error_context, escaped
 from tensorio.output import write_plan
-from tensorio.tensors import Chunk, Extent, TensorInfo
+from tensorio.tensors import CONJ, NEG, Chunk, Extent, TensorInfo
 from tensorio.tp import Cut, cut_of
 from tensorio.tp._cuts import homes_of, rows_of
 
@@ -72,8 +72,11 @@ class _Group:
         """
         from tensorio.checkpoint._pieces import woven
 
-        cuts = [cut_of(part.rule, fqn, part.shape, rank, self._tp) for rank in range(self._tp)]
-        extents = [None if cut is None else self._extent(fqn, part, rank, cut) for rank, cut in enumerate(cuts)]
+        cuts, extents = [], []
+        for rank in range(self._tp):  # one after the other: a manifest may promise more than there is
+            cut = cut_of(part.rule, fqn, part.shape, rank, self._tp)
+            extents.append(None if cut is None else self._extent(fqn, part, rank, cut))
+            cuts.append(cut)
         line: list[Strand] = []
         count, runs = _runs(fqn, part, cuts)
         for run in runs:
@@ -104,6 +107,10 @@ class _Group:
                 f"found {dtype} of shape {list(shape)}", record=fqn,
             )  # fmt: skip
         extent = info.chunks[0].extent
+        if info.flags & (CONJ | NEG):
+            raise TensorMismatchError(
+                f"rank {rank}: expected plain elements, found some still to be negated", record=fqn
+            )
         return checkpoint._storage(extent.storage), extent.offset
 
     def _strand(self, extent: tuple[Storage, int] | None, place: _Place, nbytes: int) -> Strand:

@@ -17,6 +17,8 @@ DEFAULTS = ("error", "replicate", "skip")
 # Longer names are nobody's; matching costs up to the square of their length.
 NAME_MAX = 1024
 LISTED = 5  # names in a message
+# Of one tensor; those in use have three. Each rank has a piece of each, and a group has up to 1024 ranks.
+SECTIONS_MAX = 1024
 _FIELDS = ("dim", "sections", "heads", "pad_to", "optional")
 
 
@@ -69,6 +71,8 @@ class Rule:
         numbers = (self.dim, self.pad_to, *self.sections, *self.heads)
         if any(type(n) is not int for n in numbers) or self.pad_to < 0 or min((*self.sections, *self.heads, 1)) < 1:
             raise ValueError(f"{self._named} expected positive whole numbers of sections, heads and pad_to")
+        if max(len(self.sections), len(self.heads)) > SECTIONS_MAX:
+            raise ValueError(f"{self._named} expected at most {SECTIONS_MAX} sections")
         if self.action != "cut" and (self.dim or self.sections or self.heads or self.pad_to):
             raise ValueError(f"{self._named} dim, sections, heads and pad_to are for cuts only, not for {self.action}")
         if self.pad_to and (self.sections or self.heads):
