@@ -102,7 +102,7 @@ class _Reader:
             found = bytes_of(self._storage.lease(), offset, size)
             return found if not nbytes or found.data_ptr() % _ALIGNED == 0 else found.clone()
         data = bytearray(self._layout.archive.read(record))
-        return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def get_record_offset(self, name: str) -> int:
         return _core.zip_record(self._layout.archive.rows, self._known(name))[0]

@@ -35,7 +35,7 @@ class Device:
 
     def buffer(self, nbytes: int) -> torch.Tensor:
         """Return memory that copies start from."""
-        return torch.empty(nbytes, dtype=torch.uint8)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
     def copy(self, out: torch.Tensor, piece: torch.Tensor) -> None:
         """Start a copy; `piece` must not change before `mark` is passed."""
@@ -61,7 +61,7 @@ class Cuda(Device):
         self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def buffer(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def copy(self, out: torch.Tensor, piece: torch.Tensor) -> None:
         with torch.cuda.stream(self._stream):

@@ -110,7 +110,7 @@ def tensor_of(table: Table, row: int, lease: Lease) -> torch.Tensor:
     shape = tuple(table.dims[dims : dims + rank])
     strides = tuple(step // itemsize for step in table.dims[dims + rank : dims + 2 * rank])
     storage = bytes_of(lease, offset, nbytes).untyped_storage()
-    return torch.empty(0, dtype=TYPES[code]).set_(storage, 0, shape, strides)
+    return torch.empty(0, dtype=TYPES[code], device="cpu").set_(storage, 0, shape, strides)
 
 
 def bytes_of(lease: Lease, offset: int, nbytes: int) -> torch.Tensor:
@@ -153,7 +153,7 @@ def to_device(tensors: dict[str, torch.Tensor], device: Any, staging: Staging | 
         storage = tensor.untyped_storage()
         room = rooms.get(storage._cdata)
         if room is None:
-            source = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
+            source = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, (storage.nbytes(),), (1,))
             room = rooms[storage._cdata] = staging.add(source, where)
         empty = torch.empty(0, dtype=tensor.dtype, device=room.device)
         moved[name] = empty.set_(room.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -86,6 +86,15 @@ def test_tensors_share_on_the_device_as_they_do_here() -> None:
     assert found["d"].requires_grad
 
 
+def test_another_default_device_changes_nothing() -> None:
+    base = torch.arange(40.0)
+    with torch.device("meta"):
+        found = to_device({"a": base}, "cpu:0", None)
+        moved = to_device({"a": base}, "cuda", Staging(lambda device: Device(CPU), 64))
+    assert torch.equal(found["a"], base)
+    assert torch.equal(moved["a"], base)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_on_a_device(tmp_path: Path) -> None:
     obj = {"a": torch.arange(30_000_000, dtype=torch.float32), "b": torch.ones(7, dtype=torch.bfloat16)}
