@@ -216,7 +216,8 @@ class _Load:
 
     def _validate(self, format: Any) -> None:
         """See that the structure is whole, whatever the names in the pickle are."""
-        options = replace(self._options, encoding=None)
+        # No tensor is made here; with a maker, text is read as torch takes it.
+        options = replace(self._options, encoding=None, maker=TorchMaker(Places(None)))
         try:
             format.open(self._storage, options)
             return

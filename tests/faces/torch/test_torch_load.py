@@ -105,6 +105,7 @@ SPECIAL: dict[str, Callable[[], Any]] = {
     "meta": lambda: [torch.empty(3, device="meta"), BASE],
     "attributes": attributed,
     "layout": lambda: torch.sparse_coo,
+    "odd text": lambda: {"\ud800x": BASE, "layout": torch.sparse_coo},
 }  # fmt: skip
 
 
