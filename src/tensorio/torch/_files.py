@@ -64,7 +64,7 @@ def load_file(path: Any, device: Any = "cpu", *, mmap: bool = True) -> dict[str,
         with torch_errors(name):
             format = formats.of_storage(storage, None, name)
             if format.NAME in TORCH_FORMATS:
-                return dict(_named(load_storage(path, storage, name, device, mmap)))
+                return dict(_named(load_storage(path, storage, name, torch.device(device))))
             opened = format.open(storage, OpenOptions(writable=True))
             found = tensors_of(opened) if opened.flat else _of_tree(opened)
             found = to_device(found, device)
@@ -114,9 +114,12 @@ def _named(root: Any) -> Iterator[tuple[str, torch.Tensor]]:
             raise LimitError("the saved object is too deep, or shared too often within itself, to name its tensors")
         keys = [*path, key] if len(stack) > 1 else []
         if isinstance(node, torch.Tensor):
-            base = name_of(tuple(keys))
-            taken[base] = count = taken.get(base, 0) + 1
-            yield base if count == 1 else f"{base}#{count}", node
+            found = base = name_of(tuple(keys))
+            while found in taken:
+                taken[base] += 1
+                found = f"{base}#{taken[base]}"
+            taken[found] = 1
+            yield found, node
         elif isinstance(node, dict | list | tuple):
             stack.append(iter(node.items()) if isinstance(node, dict) else iter(enumerate(node)))
             path.append(key)
@@ -152,10 +155,10 @@ def save_file(
         From the system; the old file is as it was.
     """
     chosen = formats.for_target(path)
+    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        raise UnsupportedError("expected tensors only; tensorio.torch.save saves other objects, too")
     if chosen.NAME != "torch_zip":
         tensors = {name: tensor.cpu() if tensor.device.type != "cpu" else tensor for name, tensor in tensors.items()}
-    elif not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise UnsupportedError("expected tensors only; tensorio.torch.save saves other objects, too")
     notes = None if metadata is None else dict(metadata)
     plan = chosen.plan(dict(tensors), SaveOptions(notes, None, False, formats.target_name(path)))
     write_plan(plan, path, durable=durable)

@@ -117,9 +117,10 @@ def load(
     return found
 
 
-def load_storage(f: Any, storage: Storage, name: str, map_location: Any, mmap: bool) -> Any:
+def load_storage(f: Any, storage: Storage, name: str, map_location: Any) -> Any:
     """Load what is in a storage that was opened for `f`; see `load`."""
-    return _Load(f, storage, name, map_location, mmap, _ENCODING).run()
+    # What goes to torch is read by it: it maps no legacy file, and its mappings may be shared ones.
+    return _Load(f, storage, name, map_location, False, _ENCODING).run()
 
 
 def _is_ours(f: Any, pickle_module: Any, weights_only: bool | None, mmap: bool | None, more: dict[str, Any]) -> bool:

@@ -18,6 +18,7 @@ import torch
 import tensorio.torch
 from alike import differences, quietly
 from tensorio import _served
+from tensorio.errors import UnsupportedError
 from tensorio.torch import load, load_file, save, save_file
 
 torch_load, torch_save = torch.serialization.load, torch.serialization.save
@@ -158,6 +159,37 @@ def test_flat_files(tmp_path: Path) -> None:
         assert checkpoint.metadata == {"note": "x"}
     with pytest.raises(ValueError, match="suffix"):
         save_file(tensors, tmp_path / "m.unknown")
+
+
+def test_special_objects_as_flat_files(tmp_path: Path) -> None:
+    obj = {"a": BASE, "s": torch.eye(3).to_sparse(), "l": torch.sparse_coo}
+    for zip in (True, False):
+        torch_save(obj, tmp_path / "m.pt", _use_new_zipfile_serialization=zip)
+        found = load_file(tmp_path / "m.pt")
+        assert list(found) == ["a", "s"]
+        assert torch.equal(found["a"], BASE)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a host without CUDA")
+def test_a_device_by_number(tmp_path: Path) -> None:
+    torch_save({"a": BASE}, tmp_path / "m.pt")
+    with pytest.raises(RuntimeError, match="device"):
+        load_file(tmp_path / "m.pt", 0)
+
+
+def test_no_name_is_given_twice(tmp_path: Path) -> None:
+    save({"a": {"b": torch.ones(1)}, "a.b": torch.ones(2), "a.b#2": torch.ones(3)}, tmp_path / "m.pt")
+    found = load_file(tmp_path / "m.pt")
+    assert {name: len(tensor) for name, tensor in found.items()} == {"a.b": 1, "a.b#2": 2, "a.b#2#2": 3}
+    with tensorio.open(tmp_path / "m.pt") as checkpoint:
+        assert list(checkpoint.keys()) == list(found)
+
+
+def test_flat_files_are_of_tensors(tmp_path: Path) -> None:
+    for name in ("m.safetensors", "m.pt"):
+        with pytest.raises(UnsupportedError, match="expected tensors only"):
+            save_file({"a": BASE, "n": 3}, tmp_path / name)  # type: ignore[dict-item]
+        assert not (tmp_path / name).exists()
 
 
 def test_names_in_nested_objects(tmp_path: Path) -> None:
