@@ -71,7 +71,10 @@ class TorchReader:
 
     def part(self, row: int, index: Any) -> Any:
         if self._lease is not None:
-            return self._moved(self._tensor(row)[index])
+            found = self._tensor(row)[index]
+            if self._device != "cpu" and found.nbytes < found.untyped_storage().nbytes():
+                found = found.clone()  # storages are moved whole: this one is the tensor's, of which a part is wanted
+            return self._moved(found)
         table = self.file.table
         model = _arrays.view_row(table.rows, table.dims, row, self.file.storage.lease())  # only looked at
         try:

@@ -284,6 +284,25 @@ def test_torch_tensors_have_storages_of_their_own(path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_a_slice_for_another_device_is_moved_alone(backend: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from tensorio.torch import _tensors
+
+    moved = []
+
+    def to_device(tensors: dict[str, Any], device: Any) -> dict[str, Any]:
+        moved.extend((device, tensor.untyped_storage().nbytes()) for tensor in tensors.values())
+        return tensors
+
+    monkeypatch.setattr(_tensors, "to_device", to_device)
+    with safe_open(path, "pt", device="cuda", backend=backend) as f:
+        assert f.get_slice("w")[1:3].tolist() == W[1:3].tolist()
+        assert f.get_slice("w")[:, 2].tolist() == W[:, 2].tolist()
+        assert f.get_slice("w")[...].tolist() == W.tolist()
+    assert moved == [("cuda", 40), ("cuda", 16), ("cuda", 80)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_types_that_torch_does_not_have_are_named(backend: str) -> None:
     pytest.importorskip("torch")
     from hexfile import st_entry, st_file
