@@ -258,6 +258,21 @@ def test_mode_of_the_replaced_file_is_kept(mode: int, target: Path) -> None:
     assert stat.S_IMODE(target.stat().st_mode) == mode
 
 
+def test_what_replaces_a_private_file_is_private_while_it_is_written(target: Path) -> None:
+    target.chmod(0o600)
+    modes: list[int] = []
+
+    def look(done: int, total: int) -> None:
+        modes.extend(stat.S_IMODE(f.stat().st_mode) for f in target.parent.iterdir() if f != target)
+
+    tensorio.save(LARGE, target, progress=look)
+    assert modes
+    assert not any(mode & 0o077 for mode in modes)
+    with output.replacing(target) as beside:
+        assert stat.S_IMODE(Path(beside).parent.stat().st_mode) == 0o700
+        Path(beside).write_bytes(b"")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
 def test_owner_of_the_replaced_file_is_kept(target: Path) -> None:
     os.chown(target, 1234, 2345)

@@ -76,7 +76,7 @@ def replacing(path: str | bytes | os.PathLike[str]) -> Iterator[str]:
     folder, name = os.path.split(target)
     beside = os.path.join(folder, f".tensorio-{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with naming(target):
-        os.mkdir(beside)
+        os.mkdir(beside, 0o700)
     written = os.path.join(beside, name)
     try:
         yield written
@@ -110,7 +110,8 @@ def _write_path(plan: Plan, path: str | bytes, durable: bool, progress: Progress
     target = os.path.realpath(os.fsdecode(path))  # a link stays a link; the file it names is replaced
     old = _old_file(target)
     folder, name = os.path.split(target)
-    with _temporary(folder, name) as (fd, temporary):
+    # As long as it is written, it is for nobody who may not read what it replaces.
+    with _temporary(folder, name, 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o600) as (fd, temporary):
         with naming(path):
             preallocate(fd, plan.nbytes)
             _write_descriptor(plan, fd, progress)
@@ -137,14 +138,14 @@ def _old_file(target: str) -> os.stat_result | None:
 
 
 @contextlib.contextmanager
-def _temporary(folder: str, name: str) -> Iterator[tuple[int, str]]:
+def _temporary(folder: str, name: str, mode: int) -> Iterator[tuple[int, str]]:
     """Make a sibling file and close it at the end; remove it if it was not renamed away."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     # The name has room for the longest file names (255 bytes): the target's is cut.
     short = os.fsdecode(os.fsencode(name)[:180])
     temporary = os.path.join(folder, f".{short}.tensorio-{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with naming(os.path.join(folder, name)):
-        fd = os.open(temporary, flags, 0o666)
+        fd = os.open(temporary, flags, mode)
     try:
         yield fd, temporary
     except BaseException:
