@@ -89,7 +89,8 @@ class safe_open:  # noqa: N801  # the name that its users know
         file = opened(filename, writable=mapped and kind == "torch")
         self._file_: File | None = file
         self._reader = reader_of(kind, file, mapped=mapped, device=where)
-        self._arguments = (file.path, framework, where, backend)
+        # From here on, the working folder may change.
+        self._arguments = (file.path and os.path.abspath(file.path), framework, where, backend)
         _served.count("safetensors.safe_open", file.storage.nbytes)
 
     @property
@@ -161,7 +162,7 @@ class safe_open:  # noqa: N801  # the name that its users know
         path, framework, device, backend = self._arguments
         if self._file_ is None or path is None:
             raise TypeError("a closed file, or one that was not opened by its path, can't be pickled")
-        return _reopened, (type(self), os.path.abspath(path), framework, device, backend)
+        return _reopened, (type(self), path, framework, device, backend)
 
     def __repr__(self) -> str:
         if self._file_ is None:
@@ -181,7 +182,8 @@ class _safe_open_handle(safe_open):  # noqa: N801
     def __init__(self, f: Any, framework: str, device: Any = "cpu", *, backend: str = "mmap") -> None:
         name = getattr(f, "name", None)
         by_name = isinstance(name, str | bytes | os.PathLike) and os.path.exists(name)
-        super().__init__(name if by_name else getattr(f, "buffer", f), framework, device, backend=backend)
+        source = os.fsdecode(name) if by_name else getattr(f, "buffer", f)  # bytes would be a file's content
+        super().__init__(source, framework, device, backend=backend)
 
 
 def _reopened(kind: type[safe_open], path: str, framework: str, device: str | int, backend: str) -> safe_open:

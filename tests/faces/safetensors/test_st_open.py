@@ -59,6 +59,8 @@ def test_a_handle_of_a_file_object_is_opened_by_its_name(path: Path) -> None:
         with _safe_open_handle(binary, "np", "cpu", backend="pread") as f:
             assert f.get_tensor("b").tolist() == [0, 1, 2]
         assert binary.tell() == 9
+    with open(os.fsencode(path), "rb") as named, _safe_open_handle(named, "np") as f:
+        assert f.keys() == ["b", "w"]
     with _safe_open_handle(io.BytesIO(path.read_bytes()), "np") as f:
         assert len(f) == 2
 
@@ -168,6 +170,15 @@ def test_a_pickled_handle_opens_the_file_again(path: Path) -> None:
     for other in (safe_open(path.read_bytes(), "np"), _closed(path)):
         with pytest.raises(TypeError, match="pickled"):
             pickle.dumps(other)
+
+
+def test_a_pickled_handle_opens_the_same_file_from_any_folder(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path.parent / "sub").mkdir()
+    monkeypatch.chdir(path.parent)
+    f = safe_open(path.name, "np")
+    save_file({"other": W}, path.parent / "sub" / path.name)
+    monkeypatch.chdir(path.parent / "sub")
+    assert pickle.loads(pickle.dumps(f)).keys() == ["b", "w"]
 
 
 def _closed(path: Path) -> safe_open:
