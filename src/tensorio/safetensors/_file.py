@@ -122,6 +122,11 @@ class File:
             return None
         fd, start = storage.fileno()
         mapping = FileStorage(os.dup(fd), self.name, start=start, writable=True)
+        if mapping.nbytes < storage.nbytes:
+            raise TruncatedError(
+                f"the file has become {storage.nbytes - mapping.nbytes} bytes too short while it was open",
+                path=self.name,
+            )
         lease = mapping.lease()
         mapping.close()  # the lease keeps the mapping, and nothing else is needed
         return lease

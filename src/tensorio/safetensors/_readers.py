@@ -15,8 +15,9 @@ import numpy as np
 from tensorio import _arrays, _core
 from tensorio._arrays import Lease
 from tensorio.dtypes import BY_NAME, DTYPES
+from tensorio.errors import TensorIOError
 from tensorio.safetensors._blocks import read_blocks
-from tensorio.safetensors._errors import SafetensorIndexError
+from tensorio.safetensors._errors import LOADING, SafetensorError, SafetensorIndexError, explained, rejected
 from tensorio.safetensors._file import File
 from tensorio.safetensors._gather import gathered
 from tensorio.safetensors._index import checked
@@ -78,9 +79,18 @@ class NumpyReader:
         self._lock = threading.Lock()
 
     def tensor(self, row: int) -> Any:
-        return self._finished(self._array(row), row)
+        try:
+            return self._finished(self._array(row), row)
+        except SafetensorError:
+            raise
+        except TensorIOError as error:
+            raise self._refused(error, row) from error
 
     def tensors(self) -> dict[str, Any]:
+        with rejected(LOADING, self.file.name):
+            return self._tensors()
+
+    def _tensors(self) -> dict[str, Any]:
         table = self.file.table
         with self._lock:
             fresh = self._mapped and (self._shares or not (self._all_given or self._given))
@@ -118,7 +128,15 @@ class NumpyReader:
         table = self.file.table
         if self._source is None:
             self._source = self.file.storage.lease()
-        return _arrays.view_row(table.rows, table.dims, row, self._source)
+        try:
+            return _arrays.view_row(table.rows, table.dims, row, self._source)
+        except TensorIOError as error:
+            raise self._refused(error, row) from error
+
+    def _refused(self, error: TensorIOError, row: int) -> SafetensorError:
+        """An error about one tensor as this face's."""
+        error.path, error.record = self.file.name, self.file.table.names[row]
+        return explained(error, LOADING)
 
     def _lease(self) -> Lease | None:
         if self._private is None:

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from tensorio import _arrays
-from tensorio.errors import UnsupportedError
+from tensorio.errors import LimitError, UnsupportedError
 from tensorio.formats._base import Opened
 from tensorio.safetensors._blocks import read_blocks
-from tensorio.safetensors._errors import SafetensorError, SafetensorIndexError, translated
+from tensorio.safetensors._errors import LOADING, SafetensorError, SafetensorIndexError, explained, translated
 from tensorio.safetensors._file import File
 from tensorio.safetensors._gather import gathered
 from tensorio.safetensors._index import checked
@@ -76,7 +76,11 @@ class TorchReader:
                 found = found.clone()  # storages are moved whole: this one is the tensor's, of which a part is wanted
             return self._moved(found)
         table = self.file.table
-        model = _arrays.view_row(table.rows, table.dims, row, self.file.storage.lease())  # only looked at
+        try:
+            model = _arrays.view_row(table.rows, table.dims, row, self.file.storage.lease())  # only looked at
+        except LimitError as error:
+            error.path, error.record = self.file.name, table.names[row]
+            raise explained(error, LOADING) from error
         try:
             wanted = checked(index, model.shape)
             found = gathered(self.file.read, self.file.extent(row)[0], model.shape, model.dtype, wanted)

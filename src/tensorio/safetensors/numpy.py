@@ -17,6 +17,7 @@ from tensorio.dtypes import BY_NAME, numpy_dtype
 from tensorio.formats.safetensors import DTYPES as _CODES
 from tensorio.safetensors import TensorSpec, deserialize, safe_open, serialize, serialize_file
 from tensorio.safetensors._devices import backend_of
+from tensorio.safetensors._errors import LOADING, rejected
 from tensorio.safetensors._file import of_buffer, opened
 from tensorio.safetensors._readers import NumpyReader, aligned
 from tensorio.safetensors._writing import bytes_of, plan_of, write
@@ -96,7 +97,8 @@ def load(data: Any) -> dict[str, Array]:
     """
     file = of_buffer(data, copied=True)
     table = file.table
-    arrays = aligned(_arrays.views(table.rows, table.dims, [file.storage.lease()]))
+    with rejected(LOADING):
+        arrays = aligned(_arrays.views(table.rows, table.dims, [file.storage.lease()]))
     _served.count("safetensors.numpy.load", file.storage.nbytes)
     return {table.names[row]: arrays[row] for row in file.order}
 

@@ -430,6 +430,28 @@ def test_a_file_that_shrinks_is_an_error_for_reads_and_not_a_crash(path: Path) -
         assert isinstance(caught.value, tensorio.TruncatedError)
 
 
+def test_a_mapped_file_that_shrank_before_its_first_array_is_an_error(path: Path) -> None:
+    f = safe_open(path, "np")
+    os.truncate(path, path.stat().st_size - 10)
+    for use in (lambda: f.get_tensor("w"), f.get_tensors):
+        with pytest.raises(SafetensorError, match="10 bytes too short") as caught:
+            use()
+        assert isinstance(caught.value, tensorio.TruncatedError)
+        assert caught.value.path == str(path)
+
+
+def test_a_shape_that_numpy_does_not_have_is_an_error_of_this_package() -> None:
+    header = b'{"w":{"dtype":"F32","shape":[0,4611686018427387904,8],"data_offsets":[0,0]}}'
+    data = len(header).to_bytes(8, "little") + header
+    with pytest.raises(SafetensorError, match="NumPy"):
+        load(data)
+    for backend in BACKENDS:
+        f = safe_open(data, "np", backend=backend)
+        for use in (lambda f=f: f.get_tensor("w"), lambda f=f: f.get_slice("w")[0:], f.get_tensors):
+            with pytest.raises(SafetensorError, match="NumPy"):
+                use()
+
+
 def test_the_package_imports_no_framework() -> None:
     code = (
         "import sys, tensorio.safetensors, tensorio.safetensors._safetensors_rust; "
