@@ -186,6 +186,8 @@ def checked_metadata(metadata: Metadata | None) -> dict[str, str] | None:
     """Return notes as a dict; all are text."""
     if metadata is None:
         return None
+    if not isinstance(metadata, Mapping):
+        raise TypeError(f"argument 'metadata': expected a mapping of str to str, found {type(metadata).__name__}")
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(

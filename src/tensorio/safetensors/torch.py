@@ -20,7 +20,6 @@ except ImportError as error:
 import numpy as np
 
 from tensorio import _core, _served
-from tensorio.errors import UnsupportedError
 from tensorio.formats._base import SaveOptions
 from tensorio.formats._items import Items, items_of
 from tensorio.formats.safetensors import DTYPES as _CODES
@@ -29,7 +28,7 @@ from tensorio.plan import FlatPlan
 from tensorio.safetensors import TensorSpec, deserialize, safe_open, serialize, serialize_file
 from tensorio.safetensors import _torch_sharing as _sharing
 from tensorio.safetensors._devices import backend_of, device_of
-from tensorio.safetensors._errors import SAVING, SafetensorUnsupportedError
+from tensorio.safetensors._errors import SAVING, SafetensorError, SafetensorUnsupportedError
 from tensorio.safetensors._file import of_buffer, opened
 from tensorio.safetensors._torch_reader import TorchReader
 from tensorio.safetensors._writing import (
@@ -197,7 +196,7 @@ def save_model(model: torch.nn.Module, filename: Any, metadata: Metadata = None,
     try:
         save_file(dict(state), filename, metadata=notes if dropped or metadata is not None else None)
     except ValueError as error:
-        if isinstance(error, UnsupportedError):
+        if isinstance(error, SafetensorError):  # which says by itself what is wrong, and it is not the layout
             raise
         raise ValueError(f"{error} Or use save_model(..., force_contiguous=True), which copies such tensors.") from None
 

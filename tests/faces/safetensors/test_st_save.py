@@ -272,6 +272,21 @@ def test_a_model_keeps_one_name_per_tensor_and_notes_the_others(torch: Any, st: 
     assert (sorted(missing), sorted(unexpected)) == (["0.bias", "0.weight"], ["a.bias", "a.weight"])
 
 
+def test_a_model_with_a_name_that_can_t_be_is_an_error_of_this_package(torch: Any, st: Any, tmp_path: Path) -> None:
+    class Odd(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def state_dict(self) -> dict[str, Any]:
+            return {"__metadata__": torch.zeros(2)}
+
+    with pytest.raises(SafetensorError, match="__metadata__") as caught:
+        st.save_model(Odd(), tmp_path / "m")
+    assert "force_contiguous" not in str(caught.value)
+
+
+def test_notes_that_are_no_mapping_are_a_type_error() -> None:
+    with pytest.raises(TypeError, match=r"^argument 'metadata': expected a mapping"):
+        save({"x": BASE}, [("a", "b")])  # type: ignore[arg-type]
+
+
 def test_private_helpers_of_older_releases_work(torch: Any, st: Any) -> None:
     x = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
     assert st._tobytes(x, "x") == bytes(x.untyped_storage())
