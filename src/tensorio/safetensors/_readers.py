@@ -74,7 +74,7 @@ class NumpyReader:
         self._mapped = mapped
         self._source: Lease | None = None
         self._private: Lease | None = None
-        self._given: dict[int, object] = {}
+        self._given: set[int] = set()
         self._all_given = False
         self._lock = threading.Lock()
 
@@ -94,8 +94,8 @@ class NumpyReader:
         table = self.file.table
         with self._lock:
             fresh = self._mapped and (self._shares or not (self._all_given or self._given))
-            fresh = fresh and self._lease() is not None
             self._all_given = True
+            fresh = fresh and self._lease() is not None
         if fresh:
             self.file.bring()
         arrays = self._views() if fresh else self._copies()
@@ -158,8 +158,10 @@ class NumpyReader:
 
     def _is_first(self, row: int) -> bool:
         """Whether nobody was given this row; who asks is."""
-        token = object()
-        return not self._all_given and self._given.setdefault(row, token) is token
+        with self._lock:
+            first = not self._all_given and row not in self._given
+            self._given.add(row)
+        return first
 
     def _copy(self, row: int) -> Array:
         model = self._model(row)

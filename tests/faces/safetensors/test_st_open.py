@@ -421,6 +421,34 @@ def test_threads_share_a_handle(path: Path) -> None:
     assert failures == []
 
 
+def test_one_tensor_and_all_at_once_never_share(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one thread maps the file for all tensors, another asks for one."""
+    from tensorio.safetensors._file import File
+
+    f = safe_open(path, "np")
+    mapping, asked = threading.Event(), threading.Event()
+    private = File.private
+
+    def slow(file: File) -> Any:
+        mapping.set()
+        asked.wait(1)
+        return private(file)
+
+    monkeypatch.setattr(File, "private", slow)
+    found: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: found.append(f.get_tensors()))
+    thread.start()
+    assert mapping.wait(10)
+    one: list[Any] = []
+    other = threading.Thread(target=lambda: one.append(f.get_tensor("w")))
+    other.start()
+    other.join(0.2)
+    asked.set()
+    thread.join()
+    other.join()
+    assert not np.shares_memory(one[0], found[0]["w"])
+
+
 def test_a_file_that_shrinks_is_an_error_for_reads_and_not_a_crash(path: Path) -> None:
     f = safe_open(path, "np", backend="pread")
     os.truncate(path, path.stat().st_size - 10)
