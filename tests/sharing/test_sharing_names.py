@@ -384,6 +384,8 @@ def test_damaged_manifest_is_refused(text: str, model: Path, registry: Path) -> 
     ("identity", [1, 2, 3]), ("identity", [1, 2, 3, "x"]), ("identity", [1, 2, 3, -1]), ("holders", [[1, 2]]),
     ("holders", [[1 << 31, 0, 3]]), ("holders", [[1, 0, 1 << 40]]), ("identity", [1, 1 << 64, 3, 4]),
     ("holders", [5]), ("kind", "somewhere"), ("unknown", "run"), ("nbytes", 1.5), ("nbytes", True), ("path", 7),
+    ("path", "a\0b"), ("path", "\ud800"), ("created", float("nan")), ("created", float("inf")),
+    ("created", 10**400),
 ])  # fmt: skip
 def test_manifest_with_a_wrong_value_is_refused(key: str, value: Any, model: Path, registry: Path) -> None:
     with tensorio.publish(model, "m"):
@@ -426,6 +428,15 @@ def test_identity_must_be_exact(model: Path, registry: Path) -> None:
             manifest(registry, identity=[status.st_dev, status.st_ino, size, mtime])
             with pytest.raises(tensorio.PublicationError, match="was closed by process"):
                 tensorio.attach("m")
+
+
+@pytest.mark.parametrize("change", [-1, 1, 1 << 70, -(1 << 70)])
+def test_bytes_that_count_must_be_exact(change: int, model: Path, registry: Path) -> None:
+    """Limits are made of it: what another user says must not widen them."""
+    with tensorio.publish(model, "m") as publication:
+        manifest(registry, nbytes=publication.nbytes + change)
+        with pytest.raises(tensorio.PublicationError, match=r"expected -?\d+ bytes that count, found"):
+            tensorio.attach("m")
 
 
 def test_memory_that_is_not_sealed_is_refused(registry: Path, model: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from tensorio.storage import Identity
 __all__ = ["FILE", "KEPT", "MEMORY", "Holder", "Manifest", "read_manifest"]
 
 VERSION = 1
+CREATED_MAX = 1 << 40  # seconds; of an epoch that none of us will see
 
 # Where the bytes of a publication are.
 FILE = "file"  # in a checkpoint, which is mapped as it is
@@ -113,6 +115,10 @@ class Manifest:
             raise ValueError("it has a word that means nothing")
         if values["path"] is None and values["kind"] != MEMORY:
             raise ValueError("'path' is missing")
+        if not _is_path(values["path"] or ""):
+            raise ValueError("'path' is none that a system takes")
+        if not 0 <= values["created"] < CREATED_MAX:  # neither is what is no number
+            raise ValueError("'created' is no time")
         identity = Identity(*_numbers(values["identity"], [63] * len(Identity._fields)))
         holders = tuple(Holder(*_numbers(holder, [31, 63, 31])) for holder in values["holders"])
         plain = {key: values[key] for key in _TYPES if key not in ("identity", "holders")}
@@ -159,6 +165,14 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "path": (str, type(None)), "user": (int,), "persistent": (bool,), "unknown": (str,), "created": (int, float),
     "boot": (str,), "namespace": (int,),
 }  # fmt: skip
+
+
+def _is_path(text: str) -> bool:
+    """Whether the system takes it for one."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def _numbers(values: Any, bits: list[int]) -> list[int]:

@@ -13,7 +13,7 @@ from tensorio.ranges import RangeStorage
 from tensorio.sharing._manifest import FILE, KEPT, MEMORY, Holder, Manifest
 from tensorio.sharing._processes import start_time
 from tensorio.sharing._registry import Registry
-from tensorio.sharing._segments import HAS_MEMFD, is_sealed, open_file, open_held
+from tensorio.sharing._segments import HAS_MEMFD, content_nbytes, is_sealed, open_file, open_held
 from tensorio.storage import FileStorage, Identity, Storage
 
 __all__ = ["called", "myself", "open_published", "reach", "reach_named"]
@@ -120,6 +120,8 @@ def _other_than(manifest: Manifest, fd: int) -> str | None:
         return "expected a regular file"
     if manifest.kind == MEMORY and HAS_MEMFD and not is_sealed(fd):
         return "expected memory that is sealed"
+    if (nbytes := content_nbytes(fd)) != manifest.nbytes:
+        return f"expected {manifest.nbytes} bytes that count, found {nbytes}"
     return None
 
 
