@@ -325,6 +325,20 @@ def test_publisher_that_dies_half_way_holds_up_nobody(kind: str, model: Path, re
     assert list(registry.glob("*.segment")) == []  # what the first had begun is gone
 
 
+@linux
+def test_memory_of_a_publisher_who_was_killed_half_way_can_be_removed(model: Path, registry: Path) -> None:
+    slow = python(SLOW, str(model), "kept")
+    with ended(slow):
+        assert slow.stdout is not None
+        slow.stdout.readline()
+        kill(slow)
+    assert len(list(registry.glob("m.*.segment"))) == 1
+    tensorio.unpublish("m")
+    assert list(registry.iterdir()) == []
+    with pytest.raises(tensorio.NotPublishedError):
+        tensorio.unpublish("m")
+
+
 def test_attach_waits_for_a_name_as_long_as_it_is_told(model: Path) -> None:
     start = time.monotonic()
     with pytest.raises(tensorio.NotPublishedError):

@@ -139,10 +139,13 @@ class Point:
     """Nobody may make one, unless he is told."""
 
 
-def test_object_of_a_class_that_readers_refuse_is_refused_when_it_is_published(registry: Path) -> None:
+@pytest.mark.parametrize("persistent", [False, True])
+def test_object_of_a_class_that_readers_refuse_is_refused_when_it_is_published(
+    persistent: bool, registry: Path
+) -> None:
     before = cases.open_descriptors()
     with pytest.raises(tensorio.UnsafePickleError, match=r"Point"):
-        tensorio.publish({"w": np.ones(3), "p": Point()}, "m")
+        tensorio.publish({"w": np.ones(3), "p": Point()}, "m", persistent=persistent)
     assert list(registry.iterdir()) == []
     assert cases.open_descriptors() == before
     with tensorio.publish({"w": np.ones(3), "p": Point()}, "m", allow=[Point]):

@@ -107,8 +107,21 @@ def _joined(registry: Registry, name: str, manifest: Manifest, how: How) -> Publ
 
 def _published(source: Any, name: str, registry: Registry, how: How) -> Publication:
     """Build and name it; the caller holds the name's lock."""
-    registry.remove_segments(name, _kept_by(registry, name))
-    publication = _built(source, name, registry, how)
+    before = _kept_by(registry, name)
+    registry.remove_segments(name, before)
+    try:
+        publication = _named(_built(source, name, registry, how), name, registry, how)
+    except BaseException:
+        registry.remove_segments(name, before)  # memory that nobody could find
+        raise
+    kept = publication._manifest.path if publication.kind == KEPT else None
+    registry.remove_segments(name, kept)  # of the version before; its readers keep their mappings
+    if not how.persistent:
+        hold(publication)
+    return publication
+
+
+def _named(publication: Publication, name: str, registry: Registry, how: How) -> Publication:
     try:
         manifest = publication._manifest
         if how.persistent:  # does not depend on who holds it
@@ -118,10 +131,6 @@ def _published(source: Any, name: str, registry: Registry, how: How) -> Publicat
     except BaseException:
         publication.close()
         raise
-    kept = publication._manifest.path if publication.kind == KEPT else None
-    registry.remove_segments(name, kept)  # of the version before; its readers keep their mappings
-    if not how.persistent:
-        hold(publication)
     return publication
 
 

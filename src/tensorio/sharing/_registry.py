@@ -239,12 +239,13 @@ class Registry:
         """Return a file name for the bytes of what outlives its publisher."""
         return f"{name}.{secrets.token_hex(8)}.segment"
 
-    def remove_segments(self, name: str, but: str | None = None) -> None:
-        """Remove the bytes of a name, also those that a publisher who died left behind."""
+    def remove_segments(self, name: str, but: str | None = None) -> int:
+        """Remove the bytes of a name, also those that a publisher who died left behind; return how many there were."""
         ours = re.compile(re.escape(name) + r"\.[0-9a-f]{16}\.segment")
-        for entry in os.listdir(self._fd):
-            if ours.fullmatch(entry) and entry != but:
-                self._unlink(entry)
+        found = [entry for entry in os.listdir(self._fd) if ours.fullmatch(entry) and entry != but]
+        for entry in found:
+            self._unlink(entry)
+        return len(found)
 
     def open_segment(self, entry: str) -> int:
         """Open the bytes of a name, read-only; through no link, and out of no other folder."""
