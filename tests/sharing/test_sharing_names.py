@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cases
 import tensorio
 from sharers import Stranger, ending, kill, publisher, python
 from tensorio.sharing import _processes as processes
@@ -209,6 +210,26 @@ def test_name_that_is_taken_is_refused_and_says_by_whom(model: Path) -> None:
         with pytest.raises(tensorio.NameTakenError, match="unpublish it"):
             tensorio.publish(model, "kept")
         tensorio.unpublish("kept")
+
+
+@linux
+def test_memory_goes_with_the_name_that_was_replaced_or_withdrawn(model: Path) -> None:
+    before = cases.open_descriptors()
+    kept = tensorio.publish(model, "m")
+    for _ in range(3):
+        tensorio.publish(model, "m", replace=True)
+        assert cases.open_descriptors() == before + 2
+    tensorio.publish(model, "m", exist_ok=True)
+    tensorio.unpublish("m")
+    assert cases.open_descriptors() == before + 1
+    with kept.open() as checkpoint:
+        assert checkpoint["w"][0] == 1
+    kept.close()
+    tensorio.publish(model, "m")
+    with tensorio.publish(model, "m", replace=True, persistent=True):
+        assert cases.open_descriptors() == before + 1
+    tensorio.unpublish("m")
+    assert cases.open_descriptors() == before
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -10,7 +10,7 @@ from tensorio.checkpoint._checkpoint import Checkpoint
 from tensorio.errors import NotPublishedError, PublicationError, error_context, escaped
 from tensorio.sharing._manifest import KEPT, MEMORY, Manifest, read_manifest
 from tensorio.sharing._processes import mappers
-from tensorio.sharing._publication import Publication
+from tensorio.sharing._publication import Publication, let_go
 from tensorio.sharing._reach import open_published, reach_named
 from tensorio.sharing._registry import Registry, split_name
 from tensorio.sharing._segments import HAS_MEMFD, content_nbytes, is_sealed
@@ -168,3 +168,5 @@ def unpublish_name(name: str) -> None:
         left = registry.remove_segments(name)  # or memory of a publisher who was killed before he had named it
         if missing and not left:
             raise NotPublishedError(f"nothing is published under the name {escaped(name)}")
+        if registry.user == os.geteuid():
+            let_go(name)

@@ -13,8 +13,9 @@ from tensorio.sharing._registry import Registry
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._checkpoint import Checkpoint
+    from tensorio.storage import Identity
 
-__all__ = ["Publication", "hold"]
+__all__ = ["Publication", "hold", "let_go"]
 
 _WORDS = {FILE: "a file, mapped as it is", MEMORY: "memory", KEPT: "a file in memory"}
 
@@ -160,6 +161,17 @@ def hold(publication: Publication) -> None:
     if not _LIVE:
         atexit.register(_close_all)
     _LIVE[id(publication)] = publication
+
+
+def let_go(name: str, but: Identity | None = None) -> None:
+    """Keep what was published under a name no longer for the name's sake, since it is another's now, or nobody's.
+
+    What the program holds stays open; what it does not is closed with the last reference.
+    """
+    for key, publication in list(_LIVE.items()):
+        if publication.name == name and publication._manifest.identity != but and publication._pid == os.getpid():
+            publication._holding = False
+            _LIVE.pop(key, None)
 
 
 def _close_all() -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tensorio.errors import NameTakenError, NotPublishedError, PublicationError, escaped
 from tensorio.sharing._layout import Layout, laid_out, opened
 from tensorio.sharing._manifest import FILE, KEPT, MEMORY, Manifest, read_manifest
-from tensorio.sharing._publication import Publication, hold
+from tensorio.sharing._publication import Publication, hold, let_go
 from tensorio.sharing._reach import myself, reach_named
 from tensorio.sharing._registry import Registry, split_name
 from tensorio.sharing._segments import content_nbytes, make_file, make_memory
@@ -116,6 +116,7 @@ def _published(source: Any, name: str, registry: Registry, how: How) -> Publicat
         raise
     kept = publication._manifest.path if publication.kind == KEPT else None
     registry.remove_segments(name, kept)  # of the version before; its readers keep their mappings
+    let_go(name, but=publication._manifest.identity)
     if not how.persistent:
         hold(publication)
     return publication
