@@ -256,6 +256,20 @@ def test_opaque_objects_stay_what_they_are(tmp_path: Path) -> None:
         tensorio.attach("m", unknown="error")
 
 
+def test_checkpoint_is_attached_to_as_it_was_opened(tmp_path: Path) -> None:
+    from hexfile import name, pickled, tensor, torch_file
+
+    path, raw = tmp_path / "m.pt", {"0": np.arange(4, dtype="f4").tobytes()}
+    path.write_bytes(torch_file(pickled(b"](" + tensor() + name("m", "C") + b")Re"), raw))
+    with tensorio.open(path, unknown="opaque") as checkpoint, tensorio.publish(checkpoint, "m") as publication:
+        assert isinstance(publication.open().tree()[1], tensorio.Opaque)
+        assert isinstance(tensorio.attach("m").tree()[1], tensorio.Opaque)
+    path.write_bytes(torch_file(pickled(b"}(U\x01\xe9" + tensor() + b"u"), raw))
+    for encoding, key in (("latin1", "é"), (None, b"\xe9")):
+        with tensorio.open(path, encoding=encoding) as checkpoint, tensorio.publish(checkpoint, "m"):
+            assert list(tensorio.attach("m").tree()) == list(checkpoint.tree()) == [key]
+
+
 def test_bad_file_is_an_error_and_leaves_no_name(tmp_path: Path, registry: Path) -> None:
     path = tmp_path / "m.safetensors"
     path.write_bytes(cases.CASES["safetensors_small"]().data[:-1])

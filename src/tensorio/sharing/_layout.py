@@ -128,6 +128,8 @@ def why_not_as_it_is(checkpoint: Checkpoint) -> str | None:
     storages, rows = checkpoint._opened.storages, checkpoint._opened.table.rows
     if not storages:
         raise ValueError("the checkpoint is closed")
+    if checkpoint._arguments.get("encoding") is not None and not checkpoint._opened.flat:
+        return "its texts are to be read in another encoding"
     whole, _ = _place(storages[0])
     if not isinstance(whole, FileStorage | MemoryStorage):
         return "its bytes are not those of one file"

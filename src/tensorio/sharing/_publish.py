@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from tensorio.checkpoint._checkpoint import Checkpoint
 from tensorio.errors import NameTakenError, NotPublishedError, PublicationError, escaped
 from tensorio.sharing._layout import Layout, laid_out, opened
 from tensorio.sharing._manifest import FILE, KEPT, MEMORY, Manifest, read_manifest
@@ -53,6 +54,8 @@ class How(NamedTuple):
 def publish_source(source: Any, name: str | None, how: How) -> Publication:
     """See `tensorio.publish`."""
     how.check(name)
+    if isinstance(source, Checkpoint):
+        how = how._replace(options=_as_opened(source, how.options))
     if name is None:
         return _built(source, None, None, how)
     user, name = split_name(name)
@@ -64,6 +67,13 @@ def publish_source(source: Any, name: str | None, how: How) -> Publication:
         if old is not None and how.exist_ok:
             return _joined(registry, name, old, how)
         return _published(source, name, registry, how)
+
+
+def _as_opened(checkpoint: Checkpoint, options: dict[str, Any]) -> dict[str, Any]:
+    """Have readers read a checkpoint as it was opened."""
+    opened = checkpoint._arguments
+    unknown = "opaque" if opened.get("unknown") == "opaque" else options["unknown"]
+    return {**options, "unknown": unknown, "allow": (*opened.get("allow", ()), *options["allow"])}
 
 
 def _existing(registry: Registry, name: str, how: How) -> Manifest | None:
