@@ -37,6 +37,21 @@ def test_torch_imported_before(world: World) -> None:
     assert out == "tensorio tensorio tensorio tensorio\noriginal original original original\n"
 
 
+def test_finders_of_old_are_passed_over(world: World) -> None:
+    """Of before Python 3.4, or for distributions only; an old six has one."""
+    out = world.code("""
+        import sys, warnings
+        warnings.simplefilter("ignore", ImportWarning)  # the import system's own
+        class Old:
+            def find_module(self, name, path=None): return None
+        sys.meta_path.insert(0, Old())
+        dropin.install()
+        import torch
+        print(torch.load("f"))
+    """)
+    assert out == "tensorio\n"
+
+
 def test_what_is_passed_on_reaches_the_original(world: World) -> None:
     out = world.code("""
         import torch

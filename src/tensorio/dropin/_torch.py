@@ -27,7 +27,8 @@ class _Finder:
     ) -> ModuleSpec | None:
         if name != "torch":
             return None
-        for finder in [f for f in sys.meta_path if f is not self]:
+        # One of before Python 3.4 is asked by the import system itself, or not at all.
+        for finder in [f for f in sys.meta_path if f is not self and hasattr(f, "find_spec")]:
             spec = finder.find_spec(name, path, target)
             if spec is not None:
                 if spec.loader is not None:

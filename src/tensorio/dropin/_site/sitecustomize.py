@@ -17,7 +17,8 @@ class _OnDemand(object):  # noqa: UP004
         """Find the two packages."""
         if name not in ("torch", "safetensors") or not self._install():
             return None
-        return _first(finder.find_spec(name, path, target) for finder in list(sys.meta_path))
+        finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+        return _first(finder.find_spec(name, path, target) for finder in finders)
 
     def find_distributions(self, context=None):
         """Find the distribution, for which no module need have been imported."""
