@@ -13,9 +13,9 @@ import pytest
 
 import cases
 import tensorio
-import tensorio.torch
 
 torch = pytest.importorskip("torch")
+tensorio_torch = pytest.importorskip("tensorio.torch")
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions.*:UserWarning")
 
@@ -310,7 +310,7 @@ def test_other_readers_map_a_segment_by_its_descriptor(tmp_path: Path) -> None:
     state = {"w": torch.arange(12.0).reshape(3, 4), "n": [torch.ones(2, dtype=torch.bfloat16), 7]}
     with tensorio.publish(state) as publication:
         path = f"/proc/self/fd/{publication.fileno()}"
-        for found in (torch.load(path, mmap=True, weights_only=True), tensorio.torch.load(path)):
+        for found in (torch.load(path, mmap=True, weights_only=True), tensorio_torch.load(path)):
             assert torch.equal(found["w"], state["w"])
             assert torch.equal(found["n"][0], state["n"][0])
             found["w"][0, 0] = 5  # its own
