@@ -21,6 +21,8 @@ cdef class _StorageRef:
     cdef int64_t first, nbytes  # of the part, in bytes, from the record's start
     cdef int dtype, itemsize
     cdef _Global cls
+    cdef bint moves  # see `_Tensors`
+    cdef object location
 
 
 @cython.final
@@ -167,13 +169,14 @@ cdef class _Tensors(_Stack):
             key = str(self.whole(key, "a storage key"))
         if not PyUnicode_CheckExact(key):
             self.expected("a storage key (str)", key)
-        text = PyUnicode_AsUTF8AndSize(key, &count)
+        text = self.key_text(key, &count)
         numel = self.whole(<object> PyTuple_GET_ITEM(pid, 4), "the number of elements of a storage")
         ref = _StorageRef()
         ref.cls = <_Global> cls
         ref.dtype, ref.itemsize = ref.cls.dtype, ref.cls.itemsize
         ref.record = self.mention(<const uint8_t *> text, count, ref.cls, numel, <object> PyTuple_GET_ITEM(pid, 3))
         ref.first, ref.nbytes = 0, self.extents[ref.record].nbytes
+        ref.moves, ref.location = self.moves, self.location
         if PyTuple_GET_SIZE(pid) == 6:
             view = <object> PyTuple_GET_ITEM(pid, 5)
             if view is not None:
@@ -183,6 +186,13 @@ cdef class _Tensors(_Stack):
         self.placeholders += 1
         self.drop(self.sp - 1)
         return self.push(ref)
+
+    @cython.final
+    cdef const char *key_text(self, object key, Py_ssize_t *count) except NULL:
+        try:
+            return PyUnicode_AsUTF8AndSize(key, count)
+        except UnicodeEncodeError:
+            self.wrong("expected a storage key that is UTF-8")
 
     @cython.final
     cdef int narrow(self, _StorageRef ref, object view, int64_t numel) except -1:
@@ -318,6 +328,7 @@ cdef class _Tensors(_Stack):
             self.expected("a storage", storage)
         ref = <_StorageRef> storage
         self.placeholders -= 1
+        self.moves, self.location = ref.moves, ref.location
         row.dtype = ref.dtype
         row.flags = 0
         itemsize = ref.itemsize
@@ -632,7 +643,7 @@ cdef class _Tensors(_Stack):
             key = self.peek(<Py_ssize_t> ops.key_slot)
             if not PyUnicode_CheckExact(key):
                 return False
-            text = <const uint8_t *> PyUnicode_AsUTF8AndSize(key, &count)
+            text = <const uint8_t *> self.key_text(key, &count)
         cls = <_Global> self.peek(ops.cls)
         record = self.mention(text, count, cls, ops.numel, self.peek(ops.location))
         row.flags = TIO_ROW_REQUIRES_GRAD if ops.requires_grad else 0

@@ -292,7 +292,7 @@ cdef class _Machine(_Arrays):
         module = self.pop()
         if not PyUnicode_CheckExact(name) or not PyUnicode_CheckExact(module):
             self.wrong("expected two strings")
-        return self.push(self.find(f"{module}\n{name}\n".encode()))
+        return self.push(self.find(f"{module}\n{name}\n".encode("utf-8", "surrogatepass")))
 
     # ----------------------------------------------------------- containers
 
@@ -457,7 +457,10 @@ cdef class _Machine(_Arrays):
                 self.check_key_part(part, depth + 1, nodes)
         elif not (isinstance(key, (str, bytes, bool, float)) or key is None
                   or _is_key(key) or type(key) is _Global or type(key) is _Opaque):
-            self.expected("a key of a plain type", key)
+            if self.plain:
+                raise _NotPlain("a key of some other sort")
+            if type(key) is not Leaf or self.rules.maker is None:  # torch's tensors are keys by identity
+                self.expected("a key of a plain type", key)
         return 0
 
     # --------------------------------------------------------------- calls

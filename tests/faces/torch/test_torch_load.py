@@ -263,6 +263,27 @@ def test_changed_elements_are_said_and_loaded() -> None:
 # ------------------------------------------------------------------ map_location
 
 
+@pytest.mark.parametrize("zip", [True, False], ids=["zip", "legacy"])
+def test_keys_that_torch_has(zip: bool) -> None:
+    obj = {torch.nn.Parameter(BASE): "a", torch.float32: "b", torch.Size([2]): "c", torch.device("cpu"): "d"}
+    found = load(saved(obj, _use_new_zipfile_serialization=zip))
+    assert list(found.values()) == list("abcd")
+    assert list(found)[1:] == list(obj)[1:]
+    key = next(iter(found))
+    assert type(key) is torch.nn.Parameter
+    assert torch.equal(key, BASE)
+
+
+def test_keys_that_are_no_utf8(tmp_path: Path) -> None:
+    with zipfile.ZipFile(io.BytesIO(saved(BASE))) as archive:
+        records = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(tmp_path / "m.pt", "w") as archive:
+        for name, data in records.items():
+            archive.writestr(name, data.replace(b"X\1\0\0\x000", b"X\3\0\0\0\xed\xa0\x80"))
+    with pytest.raises(LoadError, match="storage key"):
+        load(tmp_path / "m.pt")
+
+
 @pytest.mark.parametrize("where", [None, "cpu", torch.device("cpu"), {"cuda:0": "cpu"}, {}, "meta",
                                    lambda storage, _: storage, lambda storage, _: None], ids=repr)  # fmt: skip
 def test_map_location(where: Any) -> None:
