@@ -148,6 +148,23 @@ def test_too_little_memory_is_said_before_anything_is_written(monkeypatch: pytes
     assert list(registry.iterdir()) == []
 
 
+def test_remote_file_that_is_too_large_is_said_before_memory_ends(
+    monkeypatch: pytest.MonkeyPatch, registry: Path
+) -> None:
+    """Of a file that does not say how large it is, or has no end."""
+    fsspec = pytest.importorskip("fsspec")
+    with fsspec.open("memory://models/large.safetensors", "wb") as f:
+        f.write(bytes(40 << 20))
+    before = len(os.listdir("/proc/self/fd"))
+    left = iter([1 << 30, 1 << 20])
+    monkeypatch.setattr(memory, "available", lambda: next(left))
+    with pytest.raises(OSError, match=r"publishing needs \d+ bytes of memory and 1048576 are available") as caught:
+        tensorio.publish("memory://models/large.safetensors", "big")
+    assert caught.value.errno == errno.ENOMEM
+    assert list(registry.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_full_folder_is_an_error_and_leaves_nothing(in_child: Any, registry: Path) -> None:
     """As a /dev/shm of 64 MiB in a container: no bus error later."""
 

@@ -263,10 +263,21 @@ def spool(pieces: Iterator[bytes], name: str, nbytes: int | None) -> int:
         with contextlib.suppress(OSError):
             os.unlink(path)
     try:
-        _fill(fd, iter(pieces), nbytes or 0, None)
+        _fill(fd, pieces if nbytes is not None else _as_they_fit(pieces), nbytes or 0, None)
         return _sealed(fd) if HAS_MEMFD else os.dup(fd)
     finally:
         os.close(fd)
+
+
+def _as_they_fit(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Pass on what comes from who knows where for as long as there is memory for it."""
+    taken = 0  # bytes since the last look
+    for piece in pieces:
+        taken += len(piece)
+        if taken > HUGE_PAGE:
+            require_memory(taken)
+            taken = 0
+        yield piece
 
 
 # ----------------------------------------------------------------------- reaching
