@@ -525,6 +525,29 @@ def test_segment_of_another_folder_is_not_opened(model: Path, registry: Path, tm
             tensorio.attach("m")
 
 
+@linux
+def test_file_that_is_a_device_or_a_pipe_is_not_opened(
+    registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, pipe = tmp_path / "m.safetensors", tmp_path / "pipe"
+    tensorio.save({"w": np.ones(3)}, plain, durable=False)
+    os.mkfifo(pipe)
+    opened, really = [], os.open
+
+    def watched(path: Any, *arguments: Any, **more: Any) -> int:
+        opened.append(str(path))
+        return really(path, *arguments, **more)
+
+    monkeypatch.setattr(os, "open", watched)
+    with tensorio.publish(plain, "m", persistent=True):
+        manifest(registry, path=str(pipe))
+        with pytest.raises(tensorio.PublicationError, match="expected a regular file"):
+            tensorio.attach("m")
+        assert str(pipe) not in opened
+        assert "m.json" in opened
+        tensorio.unpublish("m")
+
+
 def test_links_are_not_followed(model: Path, registry: Path, tmp_path: Path) -> None:
     with tensorio.publish(model, "m", persistent=True):
         elsewhere = tmp_path / "m.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -75,12 +76,19 @@ def _candidates(manifest: Manifest) -> Iterator[tuple[str | None, Callable[[], i
     """Where the bytes may be had, best first."""
     path = manifest.path
     if manifest.kind == FILE and path is not None:
-        yield path, lambda: open_file(path)
+        yield path, lambda: _open_file(path)
     if manifest.kind == KEPT and path is not None:
         yield None, lambda: _open_kept(manifest.user, path)
     if manifest.here:
         for holder in manifest.living():
             yield None, lambda holder=holder: _open_held(holder, manifest.identity)  # type: ignore[misc]
+
+
+def _open_file(path: str) -> int:
+    """Open what another user may have named, after a look at what that is: opening some devices does something."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "expected a regular file")
+    return open_file(path)
 
 
 def _open_kept(user: int, entry: str) -> int:
