@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,6 +72,22 @@ def test_publish_holds_the_name_until_it_is_told_to_end(
             process.kill()
     assert list(registry.iterdir()) == []
     assert checkpoint["w"].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_publishing_is_interrupted(
+    number: signal.Signals, model: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it waits for another one, or lays out what is large."""
+    really = tensorio.publish
+
+    def slow(*arguments: Any, **options: Any) -> tensorio.Publication:
+        os.kill(os.getpid(), number)
+        return really(*arguments, **options)
+
+    monkeypatch.setattr(tensorio, "publish", slow)
+    assert run("publish", model, "m", "--persistent").exit_code == 130
+    assert list(registry.iterdir()) == []
 
 
 def test_persistent_name_is_kept_until_it_is_unpublished(model: Path, registry: Path) -> None:

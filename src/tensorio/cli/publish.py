@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -49,7 +49,7 @@ def publish(source: str, name: str, persistent: bool, replace: bool, huge_pages:
     from tensorio.cli._progress import bar
 
     start = time.perf_counter()
-    with _until_told_to_end() as wait:
+    with _until_told_to_end() as told:
         try:
             with bar(cut_middle(shown(os.path.basename(source)), LABEL_MAX)) as progress:
                 publication = tensorio.publish(
@@ -60,10 +60,11 @@ def publish(source: str, name: str, persistent: bool, replace: bool, huge_pages:
             if isinstance(error, tensorio.TensorIOError):
                 raise
             raise click.UsageError(str(error)) from None
+        told.calmly()
         with publication:
             console().print(_sheet(publication, name, persistent, time.perf_counter() - start))
             if not persistent:
-                wait()
+                told.wait()
 
 
 def _mode(text: str) -> int:
@@ -73,13 +74,28 @@ def _mode(text: str) -> int:
         raise click.BadParameter(f"expected three octal digits, found {text!r}", param_hint="--mode") from None
 
 
+class _Told(threading.Event):
+    """Set when the process is asked to end, by either signal: an interruption, until there is something to end with."""
+
+    _calm = False
+
+    def calmly(self) -> None:
+        """Only be set from now on."""
+        self._calm = True
+
+    def hear(self, *_: object) -> None:
+        self.set()
+        if not self._calm:
+            raise KeyboardInterrupt
+
+
 @contextlib.contextmanager
-def _until_told_to_end() -> Iterator[Any]:
-    """Give a function that returns when the process is asked to end; what comes before that is not interrupted."""
-    told = threading.Event()
-    old = {number: signal.signal(number, lambda *_: told.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+def _until_told_to_end() -> Iterator[_Told]:
+    """Give what is set when the process is asked to end."""
+    told = _Told()
+    old = {number: signal.signal(number, told.hear) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield told.wait
+        yield told
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
