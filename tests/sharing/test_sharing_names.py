@@ -212,6 +212,35 @@ def test_name_that_is_taken_is_refused_and_says_by_whom(model: Path) -> None:
         tensorio.unpublish("kept")
 
 
+def test_owner_that_ends_just_when_another_joins(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found once is held: it is not looked for a second time."""
+    from tensorio.sharing import _publish
+
+    really, calls = _publish.reach_named, []
+
+    def once(manifest: Any) -> Any:
+        calls.append(manifest)
+        if len(calls) > 1:
+            raise tensorio.NotPublishedError("its owner has ended")
+        return really(manifest)
+
+    with tensorio.publish(model, "m"):
+        monkeypatch.setattr(_publish, "reach_named", once)
+        with tensorio.publish(model, "m", exist_ok=True) as publication, publication.open() as checkpoint:
+            assert checkpoint["w"][0] == 1
+
+
+def test_name_that_goes_with_its_owner_is_not_used_for_one_that_is_to_stay(model: Path) -> None:
+    with tensorio.publish(model, "m"):
+        with pytest.raises(tensorio.NameTakenError, match=rf"as long as its owner lives \(process {os.getpid()}\)"):
+            tensorio.publish(model, "m", exist_ok=True, persistent=True)
+        tensorio.publish(model, "m", replace=True, persistent=True).close()
+    tensorio.publish(model, "m", exist_ok=True, persistent=True).close()
+    tensorio.publish(model, "m", exist_ok=True).close()
+    assert tensorio.attach("m")["w"][0] == 1
+    tensorio.unpublish("m")
+
+
 @linux
 def test_memory_goes_with_the_name_that_was_replaced_or_withdrawn(model: Path) -> None:
     before = cases.open_descriptors()

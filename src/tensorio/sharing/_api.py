@@ -85,7 +85,8 @@ def publish(
     Raises
     ------
     NameTakenError
-        The name is in use; the message names the process.
+        The name is in use; the message names the process. With ``exist_ok=True``: in use by what goes with its
+        process, and it is to be persistent.
     PublicationError
         Another process is publishing it still; or the folder of names is not
         to be trusted.

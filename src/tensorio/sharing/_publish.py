@@ -64,8 +64,8 @@ def publish_source(source: Any, name: str | None, how: How) -> Publication:
     wait = how.timeout if how.exist_ok or how.replace else 0
     with Registry(create=True) as registry, registry.locked(name, wait):
         old = _existing(registry, name, how)
-        if old is not None and how.exist_ok:
-            return _joined(registry, name, old, how)
+        if old is not None:
+            return _joined(registry, name, *old, how)
         return _published(source, name, registry, how)
 
 
@@ -76,23 +76,29 @@ def _as_opened(checkpoint: Checkpoint, options: dict[str, Any]) -> dict[str, Any
     return {**options, "unknown": unknown, "allow": (*opened.get("allow", ()), *options["allow"])}
 
 
-def _existing(registry: Registry, name: str, how: How) -> Manifest | None:
-    """What the name stands for now, if that can still be had."""
+def _existing(registry: Registry, name: str, how: How) -> tuple[Manifest, int] | None:
+    """What the name stands for now, opened, if that can still be had and is to be used."""
     if how.replace:
         return None  # whatever it is
     manifest = read_manifest(registry, name)
     if manifest is None:
         return None
     try:
-        os.close(reach_named(manifest)[0])
+        fd, _ = reach_named(manifest)
     except NotPublishedError:
         return None  # a stale name
     except PublicationError as error:
         if how.exist_ok:
             raise
         raise NameTakenError(f"{error.message}; publish with replace=True to take the name") from None
+    if how.exist_ok and (manifest.persistent or not how.persistent):
+        return manifest, fd
+    os.close(fd)
     if how.exist_ok:
-        return manifest
+        raise NameTakenError(
+            f"the name {escaped(name)} is published already, but only as long as its owner lives (process "
+            f"{_owner(manifest)}); publish with replace=True for one that is persistent"
+        )
     who = "unpublish it" if manifest.persistent else f"by process {_owner(manifest)}"
     raise NameTakenError(
         f"the name {escaped(name)} is published already ({who}); publish with replace=True for a new version, or with "
@@ -104,9 +110,8 @@ def _owner(manifest: Manifest) -> str:
     return ", ".join(str(holder.pid) for holder in manifest.living()) or "of another container"
 
 
-def _joined(registry: Registry, name: str, manifest: Manifest, how: How) -> Publication:
+def _joined(registry: Registry, name: str, manifest: Manifest, fd: int, how: How) -> Publication:
     """Hold what another process published, so that the name outlives that process."""
-    fd, _ = reach_named(manifest)
     manifest = manifest.with_holders(*manifest.living(), myself(fd))
     publication = Publication(manifest, fd, allow=how.options["allow"])
     if not manifest.persistent and manifest.here:
