@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -136,6 +137,19 @@ def test_workers_answer_from_one_copy(kind: str, weights: Path, tmp_path: Path, 
         assert len(entry.owners) == WORKERS
         os.kill(entry.owners[0], 9)  # whoever published it: the others hold it, and so does the one that comes in
         check(address, path, WORKERS)
+    assert list(registry.iterdir()) == []
+
+
+def test_client_that_says_nothing_holds_up_nobody(weights: Path, registry: Path) -> None:
+    command = [sys.executable, str(EXAMPLE / "serve.py"), "--workers", "1", "--port", "0"]
+    with running(command, weights) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        settled(address, 1)
+        with socket.create_connection(("127.0.0.1", int(address.rstrip("/").rpartition(":")[2]))):
+            assert ask(address, "?text=good")["text"] == "good"
+            process.terminate()
+            assert process.wait(10) == 0
     assert list(registry.iterdir()) == []
 
 
