@@ -15,6 +15,17 @@ int tio_pages_advise(const void *ptr, size_t nbytes, int advice)
     (void)ptr, (void)nbytes, (void)advice;
     return ENOSYS;
 }
+
+int tio_pages_map(int fd, size_t nbytes, int writable, void **ptr)
+{
+    (void)fd, (void)nbytes, (void)writable, (void)ptr;
+    return ENOSYS;
+}
+
+void tio_pages_unmap(void *ptr, size_t nbytes)
+{
+    (void)ptr, (void)nbytes;
+}
 #else
 #include <sys/mman.h>
 #include <unistd.h>
@@ -30,6 +41,24 @@ int tio_pages_advise(const void *ptr, size_t nbytes, int advice)
     if (nbytes == 0)
         return 0;
     return madvise((void *)begin, (uintptr_t)ptr + nbytes - begin, advice) ? errno : 0;
+}
+
+int tio_pages_map(int fd, size_t nbytes, int writable, void **ptr)
+{
+    int prot = writable ? PROT_READ | PROT_WRITE : PROT_READ, flags = MAP_SHARED;
+    if (writable) {
+        flags = MAP_PRIVATE;
+#ifdef MAP_NORESERVE
+        flags |= MAP_NORESERVE;
+#endif
+    }
+    *ptr = mmap(NULL, nbytes, prot, flags, fd, 0);
+    return *ptr == MAP_FAILED ? errno : 0;
+}
+
+void tio_pages_unmap(void *ptr, size_t nbytes)
+{
+    munmap(ptr, nbytes);
 }
 #endif
 

@@ -21,6 +21,11 @@ int tio_pages_cached(int fd, uint64_t offset, uint64_t nbytes, uint64_t *cached)
 /* What O_DIRECT wants offsets and addresses to be multiples of: statx(2), Linux 6.1; 0 if the file can't have it. */
 int tio_pages_direct(int fd, uint32_t *memory, uint32_t *offset);
 
+/* Map a whole file: read-only and shared, or private copy-on-write pages for which no swap is set aside. Needs no
+ * descriptor afterwards. */
+int tio_pages_map(int fd, size_t nbytes, int writable, void **ptr);
+void tio_pages_unmap(void *ptr, size_t nbytes);
+
 /* memcpy(3) of any size. */
 void tio_pages_copy(void *target, const void *source, size_t nbytes);
 

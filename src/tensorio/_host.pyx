@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The airlock to ``csrc/host``: what the operating system is asked for, always without Python's lock.
 
-Functions only. The system's errors come back as numbers, for the caller to judge:
-0 is success.
+Functions, and a mapping. The functions return the system's errors as numbers, for the
+caller to judge: 0 is success.
 """
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+import os as _os
+
+from cpython.buffer cimport (
+    PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
+)
 from libc.stdint cimport uint32_t, uint64_t
 
 cdef extern from "host/pages.h" nogil:
+    int tio_pages_map(int fd, size_t nbytes, int writable, void **ptr)
+    void tio_pages_unmap(void *ptr, size_t nbytes)
     int tio_pages_advise(const void *ptr, size_t nbytes, int advice)
     int tio_pages_resident(const void *ptr, size_t nbytes, uint64_t *resident)
     int tio_pages_cached(int fd, uint64_t offset, uint64_t nbytes, uint64_t *cached)
@@ -34,6 +40,52 @@ cdef class _Held:
     def __dealloc__(self):
         if self.held:
             PyBuffer_Release(&self.raw)
+
+
+cdef class Mapping:
+    """A mapping of a whole file, as a buffer; unmapped when neither it nor a view of it is left.
+
+    Holds no descriptor, which those of the mmap module do: a process may have far more mappings than open files. The
+    guard knows of it for as long as it lives; see `tensorio.guard`.
+
+    Parameters
+    ----------
+    fd : int
+        May be closed afterwards.
+    nbytes : int
+        Size of the file, not 0.
+    writable : bool
+        Map private copy-on-write pages instead of read-only shared ones.
+    name : bytes
+        For the guard's message.
+    """
+    cdef void *ptr
+    cdef size_t nbytes
+    cdef bint writable
+    cdef int slot
+
+    def __cinit__(self, int fd, size_t nbytes, bint writable, bytes name not None):
+        cdef int error
+        self.slot = -1
+        with nogil:
+            error = tio_pages_map(fd, nbytes, writable, &self.ptr)
+        if error:
+            self.ptr = NULL
+            raise OSError(error, _os.strerror(error))
+        self.nbytes, self.writable = nbytes, writable
+        self.slot = tio_guard_add(self.ptr, nbytes, name, <size_t> len(name))
+
+    def __dealloc__(self):
+        cdef void *ptr = self.ptr
+        cdef size_t nbytes = self.nbytes
+        if ptr == NULL:
+            return
+        tio_guard_remove(self.slot)
+        with nogil:
+            tio_pages_unmap(ptr, nbytes)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.ptr, <Py_ssize_t> self.nbytes, not self.writable, flags)
 
 
 def advise(buffer, int advice):
@@ -84,17 +136,6 @@ def copy(target, source):
         raise ValueError(f"expected {to.raw.len} bytes, found {what.raw.len}")
     with nogil:
         tio_pages_copy(to.raw.buf, what.raw.buf, <size_t> to.raw.len)
-
-
-def guard_add(buffer, bytes name):
-    """Enter the mapping of a whole file into the guard's table; return its slot, -1 if it is full."""
-    cdef _Held data = _Held(buffer)
-    return tio_guard_add(data.raw.buf, <size_t> data.raw.len, name, <size_t> len(name))
-
-
-def guard_remove(int slot):
-    """Take a mapping out of the guard's table."""
-    tio_guard_remove(slot)
 
 
 def guard_install():

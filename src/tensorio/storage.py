@@ -16,7 +16,7 @@ from tensorio import _core, _host, paging
 from tensorio.disks import Disk, disk_of
 from tensorio.errors import FormatError, TruncatedError
 from tensorio.lifetime import LazyStorage, MemoryStorage, Storage
-from tensorio.reading import HUGE_PAGE, NORESERVE, READ_PIECE, arena, read_ahead, read_into, read_parts
+from tensorio.reading import HUGE_PAGE, READ_PIECE, arena, read_ahead, read_into, read_parts
 
 if TYPE_CHECKING:
     Progress = Callable[[int, int], object]
@@ -49,20 +49,6 @@ class Identity(NamedTuple):
         return cls(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns)
 
 
-class Mapping(mmap.mmap):
-    """A mapping of a whole file that the guard knows of for as long as it lives; see `tensorio.guard`."""
-
-    slot = -1
-
-    def close(self) -> None:
-        super().close()  # or an error, if views are alive
-        _host.guard_remove(self.slot)
-        self.slot = -1
-
-    def __del__(self) -> None:
-        _host.guard_remove(self.slot)
-
-
 class FileStorage(Storage):
     """A regular file, mapped; or, after `read_all`, a copy of it in memory.
 
@@ -90,7 +76,7 @@ class FileStorage(Storage):
         self._start = start
         self._fd = fd
         self._view: memoryview | None = None
-        self._map: Mapping | None = None
+        self._map: _host.Mapping | mmap.mmap | None = None
         self._huge = False
         self.random = False
         self._fetched = bytearray()
@@ -127,17 +113,11 @@ class FileStorage(Storage):
         os.posix_fadvise(self._fd, self._start, HEAD, os.POSIX_FADV_WILLNEED)
         os.posix_fadvise(self._fd, max(size - TAIL, 0), TAIL, os.POSIX_FADV_WILLNEED)
 
-    def _mapped(self) -> Mapping:
+    def _mapped(self) -> _host.Mapping | mmap.mmap:
         size = self.identity.size
         if os.name != "posix":
-            return Mapping(self._fd, size, access=mmap.ACCESS_COPY if self.writable else mmap.ACCESS_READ)
-        if self.writable:
-            flags, prot = mmap.MAP_PRIVATE | NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
-        else:
-            flags, prot = mmap.MAP_SHARED, mmap.PROT_READ
-        mapping = Mapping(self._fd, size, flags=flags, prot=prot)
-        mapping.slot = _host.guard_add(mapping, os.fsencode(self.name))
-        return mapping
+            return mmap.mmap(self._fd, size, access=mmap.ACCESS_COPY if self.writable else mmap.ACCESS_READ)
+        return _host.Mapping(self._fd, size, self.writable, os.fsencode(self.name))
 
     @property
     def mapped(self) -> bool:  # type: ignore[override]
@@ -319,12 +299,7 @@ class FileStorage(Storage):
     def _unmap(self) -> None:
         self._view = None
         self._lease = None
-        try:
-            if self._map is not None:
-                self._map.close()
-        except BufferError:
-            pass  # views are alive: the last one to go takes the mapping with it
-        self._map = None
+        self._map = None  # if views are alive, the last one to go takes the mapping with it
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1  # first, so that other threads find it closed and not empty
