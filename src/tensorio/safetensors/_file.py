@@ -220,7 +220,11 @@ def opened(source: object, *, writable: bool) -> File:
         raise plain from error
     except UnsupportedError as error:
         raise translated(error, f"{OPENING}: {error.message}") from error
-    with rejected(OPENING, name):
-        file = File(storage, name, path)
+    try:
+        with rejected(OPENING, name):
+            file = File(storage, name, path)
+    except BaseException:
+        storage.close()  # whoever keeps the error would keep the file open
+        raise
     settle(storage, "auto", None, whole=False)
     return file

@@ -480,6 +480,24 @@ def test_a_shape_that_numpy_does_not_have_is_an_error_of_this_package() -> None:
                 use()
 
 
+def test_loaded_files_are_no_open_files(path: Path) -> None:
+    """A process may load more files than it may have open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+    try:
+        kept = [load_file(path) for _ in range(200)]
+        errors = []
+        (path.parent / "bad").write_bytes(b"x" * 100)
+        for _ in range(200):
+            with pytest.raises(SafetensorError) as caught:
+                load_file(path.parent / "bad")
+            errors.append(caught.value)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert all(tensors["w"].tolist() == W.tolist() for tensors in kept)
+    assert len(errors) == 200
+
+
 def test_the_package_imports_no_framework() -> None:
     code = (
         "import sys, tensorio.safetensors, tensorio.safetensors._safetensors_rust; "
