@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -245,6 +246,23 @@ def test_folder_may_be_there_if_it_is_empty(model: Any, tmp_path: Path) -> None:
     (tmp_path / "ranks").mkdir()
     tensorio.shard(path, tmp_path / "ranks", tp=2, rules=RULES)
     assert len(list((tmp_path / "ranks").iterdir())) == 3
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
+@pytest.mark.parametrize("mode", [0o700, 0o750])
+def test_folder_that_is_closed_to_others_stays_closed(mode: int, model: Any, tmp_path: Path) -> None:
+    path, folder = model[0], tmp_path / "ranks"
+    folder.mkdir()
+    folder.chmod(mode)
+    seen = set()
+
+    def look(done: int, total: int) -> None:
+        seen.update(stat.S_IMODE(p.stat().st_mode) for p in tmp_path.iterdir() if p.is_dir())
+
+    tensorio.shard(path, folder, tp=2, rules=RULES, progress=look)
+    assert seen == {mode, 0o700}
+    tensorio.shard(path, folder, tp=4, rules=RULES, overwrite=True)
+    assert stat.S_IMODE(folder.stat().st_mode) == mode
 
 
 def test_folder_with_files_is_refused(model: Any, tmp_path: Path) -> None:

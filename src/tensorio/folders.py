@@ -11,6 +11,7 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -70,27 +71,38 @@ def staged_folder(
     -----
     A block that fails leaves nothing; a process that is killed leaves a folder
     whose name begins with a dot. An old folder is moved aside first: between two
-    renames there is none of that name.
+    renames there is none of that name. The new one has its mode.
     """
     final = os.path.realpath(os.fspath(target))  # a link stays a link
     require_free(final, replaceable)
     parent, name = os.path.split(final)
     short = os.fsdecode(os.fsencode(name)[:180])
     staging = os.path.join(parent, f".{short}.tensorio-{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    old = _mode_of(final)
     with naming(final):
-        os.mkdir(staging)
+        os.mkdir(staging, 0o777 if old is None else 0o700)
     try:
         yield staging
         if durable:
             sync_folder(staging)
         require_free(final, replaceable)
         with naming(final):
+            if old is not None:
+                os.chmod(staging, old)
             _put(staging, final)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
     if durable:
         sync_folder(parent)
+
+
+def _mode_of(folder: str) -> int | None:
+    """Who may look into a folder that is there."""
+    try:
+        return stat.S_IMODE(os.stat(folder).st_mode)
+    except FileNotFoundError:
+        return None
 
 
 def _put(staging: str, final: str) -> None:
