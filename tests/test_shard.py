@@ -317,6 +317,37 @@ def test_failure_in_the_middle_leaves_nothing(model: Any, tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("way", ["convert", "shard", "unshard"])
+def test_source_that_is_written_to_meanwhile_makes_nothing(way: str, tmp_path: Path) -> None:
+    source, target = tmp_path / "model.safetensors", tmp_path / "target.safetensors"
+    tensorio.save({"a": np.zeros((4, 1 << 20), "u1")}, source)
+    if way == "unshard":
+        tensorio.shard(source, tmp_path / "ranks", tp=2, rules={"a": 0})
+        source = tmp_path / "ranks"
+
+    def write(done: int, total: int) -> None:
+        for path in source.iterdir() if source.is_dir() else (source,):
+            with path.open("r+b") as f:
+                f.seek(-1, os.SEEK_END)
+                f.write(b"x")
+            os.utime(path, (1, 1))
+
+    with pytest.raises(tensorio.FormatError, match="changed while it was read"):
+        if way == "convert":
+            tensorio.convert(source, target, progress=write)
+        elif way == "shard":
+            tensorio.shard(source, target, tp=2, rules={"a": 0}, progress=write)
+        else:
+            tensorio.unshard(source, target, progress=write)
+    assert not target.exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_index_of_nothing_is_cut_into_nothing(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    assert tensorio.shard(tmp_path, tmp_path / "ranks", tp=1, rules=[]).tensors == 0
+
+
 def test_target_that_appears_meanwhile_is_not_replaced(model: Any, tmp_path: Path) -> None:
     path, _ = model
 

@@ -15,6 +15,7 @@ from tensorio.errors import FormatError, UnknownFormatError, UnsupportedError, e
 from tensorio.formats._base import OpenOptions, SaveOptions
 from tensorio.opening import open_storage
 from tensorio.output import write_plan
+from tensorio.plan import CheckedPlan
 from tensorio.scanning._report import ScanReport
 from tensorio.tree import prune
 
@@ -270,7 +271,7 @@ def convert(
     target = formats.for_target(dst, format)
     with open_checkpoint(src, **reading_options(False, unknown, allow, strict)) as checkpoint:
         plan, dropped = convert_checkpoint(checkpoint, target, formats.target_name(dst), rename)
-        write_plan(plan, dst, durable=durable, progress=progress)
+        write_plan(CheckedPlan(plan, checkpoint.check_unchanged), dst, durable=durable, progress=progress)
     return dropped
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tensorio import _core
 
-__all__ = ["PIECE", "SMALL", "Buffer", "FlatPlan", "Payloads", "Plan", "Source", "pieces_of"]
+__all__ = ["PIECE", "SMALL", "Buffer", "CheckedPlan", "FlatPlan", "Payloads", "Plan", "Source", "pieces_of"]
 
 Buffer = bytes | bytearray | memoryview
 Source = Buffer | Callable[[], Iterator[Buffer]]
@@ -123,6 +123,31 @@ class FlatPlan:
                 continue
             yield from payloads.pieces(i)
             i += 1
+
+
+class CheckedPlan:
+    """Another plan, and at its end a look whether what it was made of is still what it was.
+
+    Parameters
+    ----------
+    plan : Plan
+    check : callable
+        Raises if not; called when the last byte was yielded, before the file is given its name.
+    """
+
+    def __init__(self, plan: Plan, check: Callable[[], object]) -> None:
+        self._plan = plan
+        self._check = check
+
+    @property
+    def nbytes(self) -> int:
+        """As of the plan."""
+        return self._plan.nbytes
+
+    def pieces(self) -> Iterator[Buffer]:
+        """Yield the bytes of the plan."""
+        yield from self._plan.pieces()
+        self._check()
 
 
 def pieces_of(source: Source, nbytes: int) -> Iterator[Buffer]:

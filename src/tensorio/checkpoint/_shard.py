@@ -139,6 +139,8 @@ def shard_checkpoint(
                 note = os.path.join(staging, MANIFEST)
                 placed = [[(os.path.join(staging, file), plan) for file, plan in chain] for chain in job.chains]
                 write_together(placed, durable=durable, progress=progress, total=sum(report.nbytes))
+                if checkpoint._opened.storages:  # an index of nothing has no files
+                    checkpoint.check_unchanged()
                 write_together([[(note, FlatPlan(job.manifest().text(), Payloads()))]], durable=durable)
     return report
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +16,7 @@ from tensorio.checkpoint._manifest import MANIFEST, Manifest, Part, read_manifes
 from tensorio.dtypes import BY_NAME, c_strides
 from tensorio.errors import HeaderError, TensorMismatchError, TruncatedError, error_context, escaped
 from tensorio.output import write_plan
+from tensorio.plan import CheckedPlan
 from tensorio.tensors import CONJ, NEG, Chunk, Extent, TensorInfo
 from tensorio.tp import Cut, cut_of
 from tensorio.tp._cuts import homes_of, rows_of
@@ -46,8 +48,14 @@ def unshard_folder(src: Any, dst: Any, *, format: str | None, durable: bool, pro
             group = _Group(manifest, ranks)
             pieces = [group.piece(fqn, part) for fqn, part in manifest.tensors.items()]
         plan = plan_pieces(pieces, target, manifest.metadata, formats.target_name(dst) or "")
-        write_plan(plan, dst, durable=durable, progress=progress)
+        write_plan(CheckedPlan(plan, partial(_require_unchanged, ranks)), dst, durable=durable, progress=progress)
     return list(manifest.skipped)
+
+
+def _require_unchanged(ranks: list[Checkpoint]) -> None:
+    for checkpoint in ranks:
+        if checkpoint._opened.storages:  # a rank may have no files
+            checkpoint.check_unchanged()
 
 
 class _Group:
