@@ -71,7 +71,10 @@ def arena(nbytes: int, touched: int | None = None, name: str | None = None) -> m
 
 
 def in_threads(work: Callable[[Job], object], jobs: Sequence[Job], threads: int) -> None:
-    """Call `work` with each of the jobs, in order, from this thread and others; the first error ends it."""
+    """Call `work` with each of the jobs, in order, from this thread and others; the first error ends it.
+
+    None of them works on when it returns or raises, Ctrl-C included; a second Ctrl-C does not wait for that.
+    """
     queue, lock = iter(jobs), threading.Lock()
     failed: list[BaseException] = []
 
@@ -86,17 +89,31 @@ def in_threads(work: Callable[[Job], object], jobs: Sequence[Job], threads: int)
         except BaseException as error:  # one of `progress`, too, whatever it is: StopIteration is no end of the jobs
             failed.append(error)
 
-    others = [threading.Thread(target=run, daemon=True) for _ in range(min(threads, len(jobs)) - 1)]
+    ends = [threading.Event() for _ in range(min(threads, len(jobs)) - 1)]
+
+    def help_out(end: threading.Event) -> None:
+        run()
+        end.set()
+
+    others = [threading.Thread(target=help_out, args=(end,), daemon=True) for end in ends]
+
+    def wait() -> None:
+        for thread, end in zip(others, ends, strict=True):
+            if thread.ident is not None:
+                end.wait()  # not `join`, which takes a thread for done once it was interrupted (Python 3.11)
+
     try:
         with contextlib.suppress(RuntimeError):  # no more threads to be had: those that started do, or this one alone
             for thread in others:
                 thread.start()
         run()
-        for thread in others:
-            if thread.ident is not None:
-                thread.join()
+        wait()
     except BaseException as error:  # Ctrl-C, while waiting
         failed.append(error)
+        wait()  # they write to memory that is the caller's, from a descriptor that will be another file's
+    for thread in others:
+        if thread.ident is not None:
+            thread.join()
     if failed:
         raise failed[0]
 

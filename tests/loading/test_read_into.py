@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +209,22 @@ def test_error_of_progress_ends_it(error: type[Exception], tmp_path: Path) -> No
 
         with pytest.raises(error, match="enough"):
             checkpoint.read_into(out, progress=progress, threads=4)
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="this system has no signals for threads")
+def test_interrupt_leaves_no_thread_that_writes_on() -> None:
+    begun, done = threading.Event(), threading.Event()
+
+    def work(job: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            assert begun.wait(60)
+            return
+        begun.set()
+        time.sleep(0.1)  # for the other to wait for this one
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(0.1)
+        done.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        reading.in_threads(work, range(2), 2)
+    assert done.is_set()
