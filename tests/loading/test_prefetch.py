@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -225,4 +226,30 @@ def test_child_of_a_fork_does_not_wait_for_a_thread_it_has_not(checkpoint: tenso
         return ahead.wait()
 
     assert in_child(child, wall=20) is False
+    ahead.cancel()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_child_process_does_not_wait_for_a_thread_it_does_not_have(checkpoint: tensorio.Checkpoint) -> None:
+    ahead = checkpoint.prefetch(window=STEP, wait=True)
+    assert not ahead.ended
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with ahead._state:
+            held.set()
+            release.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(60)
+    pid = os.fork()
+    if not pid:
+        signal.alarm(10)
+        ahead.wait()
+        os._exit(0 if checkpoint["layers.5"][0] == 5 else 1)
+    release.set()
+    holder.join()
+    assert os.waitpid(pid, 0)[1] == 0
     ahead.cancel()

@@ -57,7 +57,8 @@ class Prefetch:
     -----
     One background thread works, with Python's lock released. It stops when `window` bytes are ahead, and goes on as
     the consumer does: a tensor asked for by ``checkpoint[fqn]``, `Checkpoint.read` or named to `advance` says that
-    all before it, in the order of the prefetch, were used.
+    all before it, in the order of the prefetch, were used. A child process made by fork has the tensors, and nothing
+    brought in ahead.
     """
 
     def __init__(self, checkpoint: Checkpoint, fqns: Iterable[str], window: int | None, progress: Progress | None):
@@ -121,11 +122,16 @@ class Prefetch:
         fqn : str
         """
         start = self._starts.get(fqn, 0)
-        if start > self._used:
+        if start > self._used and self._alive:
             with self._state:
                 self._used = max(self._used, start)
                 self._stalled = False
                 self._state.notify_all()
+
+    @property
+    def _alive(self) -> bool:
+        """Whether the thread is there: in a child process it is not, and may have left the lock taken."""
+        return self._thread.is_alive()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until all is in memory, or the window is full and only the consumer can go on.
@@ -147,8 +153,9 @@ class Prefetch:
         OSError
             The disk failed.
         """
-        with self._state:
-            self._state.wait_for(lambda: self._stalled or self._ended or not self._thread.is_alive(), timeout)
+        if self._alive:
+            with self._state:
+                self._state.wait_for(lambda: self._stalled or self._ended or not self._alive, timeout)
         if self._error is not None:
             raise self._error
         return self.done
