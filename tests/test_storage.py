@@ -406,6 +406,19 @@ def test_linux_flags_are_for_linux(platform: str, monkeypatch: pytest.MonkeyPatc
     assert runpy.run_path(reading.__file__)["NORESERVE"] == 0
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("nbytes", [1, 4 << 20])
+def test_child_process_writes_to_memory_of_its_own(nbytes: int) -> None:
+    block = arena(nbytes)
+    pid = os.fork()
+    if not pid:
+        block[0] = 7
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert block[0] == 0
+
+
 @pytest.mark.parametrize("nbytes", [0, 1, 4095, (2 << 20) - 1, 2 << 20, (5 << 20) + 7])
 def test_arena_is_zeroed_writable_and_of_the_size_asked_for(nbytes: int) -> None:
     block = arena(nbytes)

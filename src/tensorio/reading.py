@@ -61,9 +61,10 @@ def arena(nbytes: int, touched: int | None = None, name: str | None = None) -> m
         )
     if os.name != "posix":
         return memoryview(bytearray(nbytes))
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # or a child process would write to its parent's arrays
     if nbytes < HUGE_PAGE:
-        return memoryview(mmap.mmap(-1, max(nbytes, 1)))[:nbytes]
-    block = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
+        return memoryview(mmap.mmap(-1, max(nbytes, 1), flags=private))[:nbytes]
+    block = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=private | NORESERVE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         _host.advise(block, mmap.MADV_HUGEPAGE)  # a kernel without them: small pages do, at some cost
     skip = -_core.address(block) % HUGE_PAGE
