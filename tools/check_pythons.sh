@@ -16,6 +16,6 @@ for minor in 10 11 12 13 14; do
     cp -r tests "$work/tests-$minor"
     (cd "$work" && "$work/$minor/bin/python" -m pytest -q -p no:cacheprovider -c "$OLDPWD/pyproject.toml" \
         --rootdir "$work/tests-$minor" "$work/tests-$minor/core" "$work/tests-$minor/formats" \
-        "$work/tests-$minor/loading" "$work/tests-$minor/sharing" \
+        "$work/tests-$minor/loading" \
         "$work/tests-$minor/test_unpickler.py" "$work/tests-$minor/test_storage.py")
 done

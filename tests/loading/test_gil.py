@@ -72,9 +72,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_clock_notices_a_call_that_keeps_the_lock() -> None:
     """The test of the tests: a slice assignment between memoryviews lets nobody else run."""
     source, target = bytearray(256 * MIB), memoryview(bytearray(256 * MIB))
-    with Clock() as clock:
-        target[:] = source
-    assert clock.seen < TICKS
+    seen = []
+    for _ in range(3):  # a busy machine may take the processor from this thread as the slice ends
+        with Clock() as clock:
+            target[:] = source
+        seen.append(clock.seen)
+    assert min(seen) < TICKS
 
 
 def test_load_into_memory(path: Path) -> None:

@@ -181,8 +181,9 @@ class _safe_open_handle(safe_open):  # noqa: N801
 
     def __init__(self, f: Any, framework: str, device: Any = "cpu", *, backend: str = "mmap") -> None:
         name = getattr(f, "name", None)
-        by_name = isinstance(name, str | bytes | os.PathLike) and os.path.exists(name)
-        source = os.fsdecode(name) if by_name else getattr(f, "buffer", f)  # bytes would be a file's content
+        source = getattr(f, "buffer", f)
+        if isinstance(name, str | bytes | os.PathLike) and os.path.exists(name):
+            source = os.fsdecode(name)  # bytes would be a file's content
         super().__init__(source, framework, device, backend=backend)
 
 
