@@ -76,7 +76,7 @@ def replacing(path: str | bytes | os.PathLike[str]) -> Iterator[str]:
     folder, name = os.path.split(target)
     beside = os.path.join(folder, f".tensorio-{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with naming(target):
-        os.mkdir(beside, 0o700)
+        os.mkdir(beside, 0o700)  # nobody else may put something in the place of what is written
     written = os.path.join(beside, name)
     try:
         yield written

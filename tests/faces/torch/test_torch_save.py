@@ -19,7 +19,7 @@ import tensorio.torch
 from alike import differences, quietly
 from tensorio import _served
 from tensorio.errors import UnsupportedError
-from tensorio.torch import load, load_file, save, save_file
+from tensorio.torch import _save, load, load_file, save, save_file
 
 torch_load, torch_save = torch.serialization.load, torch.serialization.save
 BASE = torch.arange(60, dtype=torch.float32)
@@ -144,6 +144,24 @@ def test_objects_that_are_written_to(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_file() -> None:
     save(BASE, "/dev/null")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs modes")
+def test_nobody_else_reaches_what_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = []
+
+    def watched(obj: Any, f: str, *words: Any) -> None:
+        modes.append(os.stat(Path(f).parent).st_mode & 0o777)
+        torch_save(obj, f, *words)
+
+    monkeypatch.setattr(_save, "torch_save", watched)
+    old = os.umask(0)
+    try:
+        save(BASE, tmp_path / "m.pt", pickle_protocol=4)
+    finally:
+        os.umask(old)
+    assert modes == [0o700]
+    assert (tmp_path / "m.pt").stat().st_mode & 0o777 == 0o666
 
 
 def test_flat_files(tmp_path: Path) -> None:
