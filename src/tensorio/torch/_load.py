@@ -242,7 +242,7 @@ class _Load:
         words = {"map_location": self._map_location, "weights_only": True}
         if self._encoding != _ENCODING:
             words["encoding"] = self._encoding
-        if is_path(self._f):
+        if is_path(self._f) and isinstance(self._storage, FileStorage):
             return torch_load(self._f, mmap=self._mmap, **words)
         inside = _exact.as_file(self._storage)
         found = torch_load(inside, **words)

@@ -263,6 +263,16 @@ def test_changed_elements_are_said_and_loaded() -> None:
 # ------------------------------------------------------------------ map_location
 
 
+def test_special_objects_at_an_address() -> None:
+    fsspec = pytest.importorskip("fsspec")
+    for zip in (True, False):
+        with fsspec.open("memory://special.pt", "wb") as f:
+            f.write(saved([BASE, torch.eye(3).to_sparse()], _use_new_zipfile_serialization=zip))
+        found = load("memory://special.pt")
+        assert torch.equal(found[0], BASE)
+        assert found[1].is_sparse
+
+
 @pytest.mark.parametrize("zip", [True, False], ids=["zip", "legacy"])
 def test_keys_that_torch_has(zip: bool) -> None:
     obj = {torch.nn.Parameter(BASE): "a", torch.float32: "b", torch.Size([2]): "c", torch.device("cpu"): "d"}
