@@ -69,6 +69,13 @@ def test_the_line(world: World) -> None:
     assert world.python(*RUN, "--no-safetensors", "--no-torch", "-c", LOADS).stderr == "tensorio: served nothing\n"
 
 
+def test_no_line_without_standard_error(world: World) -> None:
+    """It is not for standard output, which is the program's."""
+    for code in ("import sys; sys.stderr = None", "import sys; sys.stderr.close()"):
+        done = world.python("-m", "tensorio.dropin", "-c", code)
+        assert (done.stdout, done.stderr) == ("", "")
+
+
 def test_one_line_for_a_program_within_a_program(world: World) -> None:
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-m', 'tensorio.dropin', '-c', {LOADS!r}])"
     assert world.python(*RUN, "-c", code).stderr == LINE

@@ -169,6 +169,7 @@ def _write_line() -> None:
         return  # a forked child that ends as a program would
     text = line(*_counts())
     stream = _state.stream if _state.stream is not None else sys.stderr
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
-        print(text, file=stream, flush=True)
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none: print() would take stdout then
+        stream.write(text + "\n")
+        stream.flush()
     end()
