@@ -17,6 +17,7 @@ import cases
 import tensorio
 from sharers import Stranger, ending, kill, publisher, python
 from tensorio.sharing import _processes as processes
+from tensorio.sharing._registry import GRACE, Registry
 
 linux = pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs Linux's /proc")
 
@@ -400,6 +401,18 @@ def test_attach_waits_for_a_name_as_long_as_it_is_told(model: Path) -> None:
     with ended(process), tensorio.publish(model, "m"):
         assert process.stdout is not None
         assert process.stdout.readline() == "1.0\n"
+
+
+@linux
+def test_attach_does_not_wait_for_who_publishes_a_stale_name_anew(model: Path, registry: Path) -> None:
+    with ended(publisher(str(model), "m")):
+        pass
+    with Registry() as names, names.locked("m"):
+        start = time.monotonic()
+        with pytest.raises(tensorio.NotPublishedError, match="has ended"):
+            tensorio.attach("m", timeout=0)
+        assert time.monotonic() - start < GRACE / 2
+        assert (registry / "m.json").exists()
 
 
 def test_threads_of_one_process_that_publish_a_name_build_it_once(model: Path) -> None:

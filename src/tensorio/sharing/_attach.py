@@ -120,7 +120,7 @@ def _remove_stale(registry: Registry, name: str, manifest: Manifest) -> None:
     if registry.user != os.geteuid() or (manifest.living() and manifest.here):
         return
     try:
-        with registry.locked(name):
+        with registry.locked(name, grace=0):
             if _manifest(registry, name) == manifest:
                 registry.remove(name)
                 registry.remove_segments(name)

@@ -254,7 +254,7 @@ class Registry:
     # -------------------------------------------------------------------- locks
 
     @contextlib.contextmanager
-    def locked(self, name: str, wait: float | None = 0) -> Iterator[None]:
+    def locked(self, name: str, wait: float | None = 0, grace: float = GRACE) -> Iterator[None]:
         """Be the only process (and thread) that publishes or withdraws a name.
 
         The kernel drops the lock of a process that dies, so that nobody waits
@@ -264,13 +264,15 @@ class Registry:
         ----------
         wait : float or None
             Seconds to wait for another one; None: as long as it takes.
+        grace : float
+            Seconds to wait at least.
 
         Raises
         ------
         PublicationError
             Another process is at it still.
         """
-        fd = self._lock(name, None if wait is None else time.monotonic() + max(wait, GRACE))
+        fd = self._lock(name, None if wait is None else time.monotonic() + max(wait, grace))
         _held.add(fd)
         try:
             yield
