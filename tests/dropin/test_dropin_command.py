@@ -76,6 +76,20 @@ def test_no_line_without_standard_error(world: World) -> None:
         assert (done.stdout, done.stderr) == ("", "")
 
 
+def test_without_a_folder_for_temporary_files(world: World) -> None:
+    out = world.code("""
+        import os, tempfile, warnings
+        def nowhere(**_): raise FileNotFoundError("no usable temporary directory")
+        tempfile.mkdtemp = nowhere
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            dropin.install()
+        import safetensors
+        print(safetensors.safe_open("f"), "TENSORIO_DROPIN" in os.environ, "no line" in str(caught[0].message))
+    """)
+    assert out == "tensorio True True\n"
+
+
 def test_one_line_for_a_program_within_a_program(world: World) -> None:
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-m', 'tensorio.dropin', '-c', {LOADS!r}])"
     assert world.python(*RUN, "-c", code).stderr == LINE

@@ -74,7 +74,8 @@ def install(
     -----
     RuntimeWarning
         ``torch.load`` or ``torch.save`` is not torch's own any more, because the program replaced it: it is left as
-        it is. Or, while torch is imported later: `tensorio.torch` can't be.
+        it is. Or, while torch is imported later: `tensorio.torch` can't be. Or there is no folder for temporary
+        files: no line is written then.
 
     Notes
     -----

@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,15 @@ def begin(stream: TextIO | Literal[False] | None) -> None:
         return
     _state.stream = stream
     if _state.folder is None:
-        _state.folder, _state.owner = Path(tempfile.mkdtemp(prefix="tensorio-dropin-")), os.getpid()
+        try:
+            made = tempfile.mkdtemp(prefix="tensorio-dropin-")
+        except OSError as error:  # a container that can't be written to: no reason to serve nothing
+            warnings.warn(
+                f"tensorio.dropin: there will be no line at exit, for there is no place for its counts: {error}",
+                RuntimeWarning, stacklevel=3,
+            )  # fmt: skip
+            return
+        _state.folder, _state.owner = Path(made), os.getpid()
         _listen()
         atexit.register(_write_line)
 
