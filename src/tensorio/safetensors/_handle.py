@@ -10,7 +10,8 @@ from typing import Any
 from tensorio import _served
 from tensorio.safetensors._devices import backend_of, device_of, framework_of
 from tensorio.safetensors._errors import SafetensorError, missing
-from tensorio.safetensors._file import File, opened
+from tensorio.safetensors._file import File
+from tensorio.safetensors._file import opened as open_file
 from tensorio.safetensors._readers import Reader, reader_of
 
 __all__ = ["PySafeSlice", "_safe_open_handle", "safe_open"]
@@ -80,24 +81,25 @@ class safe_open:  # noqa: N801  # the name that its users know
     opened by path: the other process opens the file again.
     """
 
-    __slots__ = ("__weakref__", "_arguments", "_file_", "_reader")
+    __slots__ = ("__weakref__", "_arguments", "_opened")
 
     def __init__(self, filename: Any, framework: str, device: Any = "cpu", *, backend: str = "mmap") -> None:
         kind, backend = framework_of(framework), backend_of(backend)
         where = device_of(device, kind)
         mapped = backend == "mmap"
-        file = opened(filename, writable=mapped and kind == "torch")
-        self._file_: File | None = file
-        self._reader = reader_of(kind, file, mapped=mapped, device=where)
+        file = open_file(filename, writable=mapped and kind == "torch")
+        # One attribute: a thread that asks while another one closes finds both or none.
+        self._opened: tuple[File, Reader] | None = (file, reader_of(kind, file, mapped=mapped, device=where))
         # From here on, the working folder may change.
         self._arguments = (file.path and os.path.abspath(file.path), framework, where, backend)
         _served.count("safetensors.safe_open", file.storage.nbytes)
 
     @property
     def _file(self) -> File:
-        if self._file_ is None:
+        opened = self._opened
+        if opened is None:
             raise _closed()
-        return self._file_
+        return opened[0]
 
     def keys(self) -> list[str]:
         """Return the names, sorted; a new list."""
@@ -114,29 +116,32 @@ class safe_open:  # noqa: N801  # the name that its users know
 
     def get_tensor(self, name: str) -> Any:
         """Return one tensor, of the framework and on the device that were asked for."""
-        file = self._file_
-        if file is None:
+        opened = self._opened
+        if opened is None:
             raise _closed()
+        file, reader = opened
         row = file.index.get(name)
         if row is None:
             raise missing(name, file.table.names)
-        return self._reader.tensor(row)
+        return reader.tensor(row)
 
     def get_tensors(self) -> dict[str, Any]:
         """Return all tensors by name, in the order of their bytes in the file."""
-        if self._file_ is None:
+        opened = self._opened
+        if opened is None:
             raise _closed()
-        return self._reader.tensors()
+        return opened[1].tensors()
 
     def get_slice(self, name: str) -> PySafeSlice:
         """Return a tensor of which parts can be had by index."""
-        file = self._file_
-        if file is None:
+        opened = self._opened
+        if opened is None:
             raise _closed()
+        file, reader = opened
         row = file.index.get(name)
         if row is None:
             raise missing(name, file.table.names)
-        return PySafeSlice(file, self._reader, row)
+        return PySafeSlice(file, reader, row)
 
     def __len__(self) -> int:
         return len(self._file.table)
@@ -154,20 +159,19 @@ class safe_open:  # noqa: N801  # the name that its users know
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the file; tensors and slices taken from it stay valid."""
-        if self._file_ is not None:
-            self._file_ = None
-            del self._reader
+        self._opened = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         path, framework, device, backend = self._arguments
-        if self._file_ is None or path is None:
+        if self._opened is None or path is None:
             raise TypeError("a closed file, or one that was not opened by its path, can't be pickled")
         return _reopened, (type(self), path, framework, device, backend)
 
     def __repr__(self) -> str:
-        if self._file_ is None:
+        opened = self._opened
+        if opened is None:
             return "<safe_open: closed>"
-        return f"<safe_open {self._file_.name!r}: {len(self)} tensors>"
+        return f"<safe_open {opened[0].name!r}: {len(opened[0].table)} tensors>"
 
 
 def _closed() -> SafetensorError:

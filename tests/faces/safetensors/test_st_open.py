@@ -139,6 +139,31 @@ def test_a_closed_file_gives_nothing_and_takes_nothing_back(backend: str, path: 
     f.__exit__(None, None, None)  # once more does no harm
 
 
+def test_a_handle_that_another_thread_closes_is_closed_and_nothing_else(path: Path) -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    wrong: list[BaseException] = []
+
+    def ask(f: safe_open) -> None:
+        try:
+            while True:
+                f.get_slice("w")
+        except BaseException as error:
+            if str(error) != "File is closed":
+                wrong.append(error)
+
+    try:
+        for _ in range(100):
+            f = safe_open(path, "np")
+            thread = threading.Thread(target=ask, args=(f,))
+            thread.start()
+            f.__exit__(None, None, None)
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
+
+
 def test_a_handle_is_a_container_of_names(path: Path) -> None:
     f = safe_open(path, "np")
     assert (len(f), list(f), "w" in f, "x" in f) == (2, ["b", "w"], True, False)
