@@ -47,8 +47,9 @@ def device_of(device: object, framework: str) -> str | int:
     """
     if device is None:
         return "cpu"
-    if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
-        where: str | int = device
+    number_of = getattr(type(device), "__index__", None)  # NumPy's integers are numbers, too
+    if number_of is not None and not isinstance(device, bool) and number_of(device) >= 0:
+        where: str | int = number_of(device)
     else:
         text = str(device) if type(device).__name__ == "device" else device
         match = _DEVICE.fullmatch(text) if isinstance(text, str) else None

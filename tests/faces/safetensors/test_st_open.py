@@ -105,7 +105,7 @@ def test_unknown_devices_are_refused(device: Any, path: Path) -> None:
         safe_open(path, "np", device)
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", "mps:0", 0, "npu"])
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "mps:0", 0, np.int64(0), "npu"])
 def test_arrays_have_no_other_device(device: Any, path: Path) -> None:
     with pytest.raises(SafetensorError, match=rf"^Device {device} is not supported for framework numpy"):
         safe_open(path, "np", device)
