@@ -203,7 +203,7 @@ def save_model(model: torch.nn.Module, filename: Any, metadata: Metadata = None,
 
 def load_model(
     model: torch.nn.Module, filename: Any, strict: bool = True, device: Any = "cpu", *, backend: str = "mmap"
-) -> tuple[list[str], list[str]]:
+) -> tuple[set[str], list[str]]:
     """Load a file into a model; tensors that the model shares may be in it under one of their names.
 
     Parameters
@@ -216,7 +216,8 @@ def load_model(
 
     Returns
     -------
-    missing, unexpected : list of str
+    missing : set of str
+    unexpected : list of str
 
     Raises
     ------
@@ -226,7 +227,7 @@ def load_model(
     state = load_file(filename, device, backend=backend)
     duplicates = _remove_duplicate_names(model.state_dict(), preferred_names=state.keys())
     absent, extra = model.load_state_dict(state, strict=False)
-    missing, unexpected = list(absent), list(extra)
+    missing, unexpected = set(absent), list(extra)
     for name in (n for group in duplicates.values() for n in group):
         if name in missing:
             missing.remove(name)
@@ -237,7 +238,7 @@ def load_model(
     return missing, unexpected
 
 
-def _differences(model: torch.nn.Module, missing: list[str], unexpected: list[str]) -> str:
+def _differences(model: torch.nn.Module, missing: set[str], unexpected: list[str]) -> str:
     lines = [f"Error(s) in loading state_dict for {type(model).__name__}:"]
     for word, names in (("Missing", missing), ("Unexpected", unexpected)):
         if names:
