@@ -296,6 +296,17 @@ def test_overwrite_replaces_only_what_an_earlier_call_made(model: Any, tmp_path:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.safetensors", "other", "ranks"]
 
 
+def test_overwrite_takes_no_folder_for_a_file_of_its_own(model: Any, tmp_path: Path) -> None:
+    path, ranks = model[0], tmp_path / "ranks"
+    tensorio.shard(path, ranks, tp=2, rules=RULES)
+    (ranks / "model-rank-1-part-0.safetensors").unlink()
+    (ranks / "model-rank-1-part-0.safetensors").mkdir()
+    (ranks / "model-rank-1-part-0.safetensors" / "mine").write_text("keep")
+    with pytest.raises(FileExistsError):
+        tensorio.shard(path, ranks, tp=2, rules=RULES, overwrite=True)
+    assert (ranks / "model-rank-1-part-0.safetensors" / "mine").exists()
+
+
 def test_link_to_a_folder_stays_a_link(model: Any, tmp_path: Path) -> None:
     path, _ = model
     (tmp_path / "real").mkdir()

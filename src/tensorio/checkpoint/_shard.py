@@ -185,9 +185,10 @@ def _is_ours(folder: str) -> bool:
     """Whether a folder has nothing in it but what an earlier run made."""
     try:
         made = read_manifest(os.path.join(folder, MANIFEST)).names
+        with os.scandir(folder) as entries:
+            return all(entry.name in made and not entry.is_dir(follow_symlinks=False) for entry in entries)
     except (OSError, TensorIOError):
         return False
-    return set(os.listdir(folder)) <= made
 
 
 class _Job:
