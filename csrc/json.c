@@ -550,12 +550,12 @@ static uint32_t hex4_value(const uint8_t *p)
 }
 
 /* The code point of the \u escape (or pair of them) at p, whose length goes
- * to *used. */
-static uint32_t unicode_escape_value(const uint8_t *p, uint64_t *used)
+ * to *used; at least 6 bytes are left. */
+static uint32_t unicode_escape_value(const uint8_t *p, uint64_t left, uint64_t *used)
 {
     uint32_t unit = hex4_value(p + 2);
     *used = 6;
-    if (!is_surrogate(unit))
+    if (!is_surrogate(unit) || left < 12)
         return unit;
     *used = 12;
     return 0x10000 + ((unit - 0xD800) << 10) + (hex4_value(p + 8) - 0xDC00);
@@ -576,15 +576,18 @@ static uint8_t short_escape_value(uint8_t letter)
 uint64_t tio_json_unescape(const tio_json_token *tok, uint8_t *out)
 {
     const uint8_t *p = tok->text;
-    uint64_t i = 0, n = 0, used;
+    uint64_t i = 0, n = 0, left, used;
+    /* The text was checked, but in a mapped file another process may have written since: an escape that is cut off
+     * by the end of the token is taken as it stands, and none becomes longer than it is. */
     while (i < tok->text_len) {
-        if (p[i] != '\\') {
+        left = tok->text_len - i;
+        if (p[i] != '\\' || left < 2) {
             out[n++] = p[i++];
-        } else if (p[i + 1] != 'u') {
+        } else if (p[i + 1] != 'u' || left < 6) {
             out[n++] = short_escape_value(p[i + 1]);
             i += 2;
         } else {
-            n += put_utf8(out + n, unicode_escape_value(p + i, &used));
+            n += put_utf8(out + n, unicode_escape_value(p + i, left, &used));
             i += used;
         }
     }

@@ -497,6 +497,31 @@ static void test_unescape(void)
     unescapes("'\xC3\xA9`u00e9'", "\xC3\xA9\xC3\xA9", 4);
 }
 
+/* What a token may have become if its file was written to after it was checked: never read or written past its end. */
+static void cut_off(const char *text, uint64_t wanted_len)
+{
+    uint64_t len = strlen(text);
+    uint8_t *in = copy_of(text, len).bytes, *out = copy_of(text, len).bytes;
+    tio_json_token tok;
+    memset(&tok, 0, sizeof tok);
+    tok.text = in;
+    tok.text_len = len;
+    CHECK(tio_json_unescape(&tok, out) == wanted_len);
+    free(in);
+    free(out);
+}
+
+static void test_unescape_what_changed(void)
+{
+    cut_off("\\", 1);
+    cut_off("a\\u", 2);
+    cut_off("\\u00e", 4);
+    cut_off("\\ud800", 3);
+    cut_off("\\ud800\\udc0", 7);
+    cut_off("\\uzzzz", 4);
+    cut_off("\\ud800\\uzzzz", 3);
+}
+
 static int u64_of(const char *written, uint64_t *value, tio_error *err)
 {
     block b = text_block(written);
@@ -588,6 +613,7 @@ int main(void)
     test_skip();
     test_skip_checks_what_it_skips();
     test_unescape();
+    test_unescape_what_changed();
     test_u64();
     test_quote();
     return check_summary();
