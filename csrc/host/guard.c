@@ -157,7 +157,8 @@ static void on_bus(int number, siginfo_t *info, void *context)
         raise(number);
         return;
     }
-    if (!atomic_load(&installed)) { /* closed, and somebody's predecessor all the same: nothing to say */
+    if (!atomic_load(
+            &installed)) { /* closed, and somebody's predecessor all the same: nothing to say */
     } else if (info->si_code > 0) {
         for (int i = 0; i < TIO_GUARD_SLOTS; i++)
             if (atomic_load(&table[i].state) == LIVE && at - table[i].begin < table[i].nbytes)

@@ -6,9 +6,13 @@ import errno
 import mmap
 import os
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from tensorio import _core, _host
 from tensorio.errors import FormatError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 __all__ = ["STEP", "advise", "populate"]
 
@@ -20,7 +24,7 @@ POPULATE_READ = 22
 _UNKNOWN = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 
 
-def advise(view: memoryview | mmap.mmap, name: str) -> None:
+def advise(view: Buffer, name: str) -> None:
     """Give the system a piece of advice by its name in the mmap module; without effect where it does not take it."""
     number = getattr(mmap, name, None)
     if number is not None:
