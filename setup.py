@@ -33,7 +33,7 @@ if COVERAGE:
     compile_args += ["-O0", "-g", "--coverage"]
     link_args += ["--coverage"]
 
-HEADERS = sorted(glob("csrc/*.h"))
+HEADERS = sorted([*glob("csrc/*.h"), *glob("csrc/host/*.h")])
 CSRC = sorted(set(glob("csrc/*.c")) - {"csrc/tensor_ops.c"})  # which _unpickler has
 
 

@@ -1,5 +1,8 @@
+from typing import final
+
 from typing_extensions import Buffer
 
+@final
 class Mapping:
     def __new__(cls, fd: int, nbytes: int, writable: bool, name: bytes) -> Mapping: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...

@@ -6,6 +6,7 @@ caller to judge: 0 is success.
 """
 import os as _os
 
+cimport cython
 from cpython.buffer cimport (
     PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
 )
@@ -42,6 +43,7 @@ cdef class _Held:
             PyBuffer_Release(&self.raw)
 
 
+@cython.final
 cdef class Mapping:
     """A mapping of a whole file, as a buffer; unmapped when neither it nor a view of it is left.
 
