@@ -24,7 +24,7 @@ __all__ = ["leave_behind", "open_storage", "remote_pieces"]
 READ_PIECE = 8 << 20  # bytes of a remote file asked for at a time
 
 
-def open_storage(source: object, *, writable: bool = False) -> tuple[Storage, str | None, str]:
+def open_storage(source: object, *, writable: bool = False, local: bool = False) -> tuple[Storage, str | None, str]:
     """Open whatever a user may call a path.
 
     Parameters
@@ -34,6 +34,9 @@ def open_storage(source: object, *, writable: bool = False) -> tuple[Storage, st
         it is an address for fsspec.
     writable : bool
         Whether arrays over the storage may be written to.
+    local : bool
+        Whether every str is the name of a file, for callers that are to go to
+        no network: a file name out of a request must not become an address.
 
     Returns
     -------
@@ -52,7 +55,7 @@ def open_storage(source: object, *, writable: bool = False) -> tuple[Storage, st
         seek, or a remote address.
     """
     if isinstance(source, str | os.PathLike):
-        return _open_path(os.fspath(source), writable)
+        return _open_path(os.fspath(source), writable, local)
     if hasattr(source, "read") and hasattr(source, "seek"):
         return _open_file_object(source, writable)  # type: ignore[arg-type]
     try:
@@ -74,9 +77,9 @@ def _in_memory(data: memoryview, writable: bool) -> MemoryStorage:
     return MemoryStorage(copy, writable=True)
 
 
-def _open_path(path: str | bytes, writable: bool) -> tuple[Storage, str | None, str]:
+def _open_path(path: str | bytes, writable: bool, local: bool) -> tuple[Storage, str | None, str]:
     name = os.fsdecode(path)
-    if "://" in name:
+    if "://" in name and not local:
         return _open_remote(name, writable), None, name
     # Non-blocking, so that a FIFO without a writer can be recognised instead of waited for.
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)

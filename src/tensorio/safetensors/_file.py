@@ -212,7 +212,7 @@ def opened(source: object, *, writable: bool) -> File:
         From the system; `FileNotFoundError` with the text that callers know.
     """
     try:
-        storage, path, name = open_storage(source, writable=writable)
+        storage, path, name = open_storage(source, writable=writable, local=True)
     except FileNotFoundError as error:
         # str() of an OSError with errno and file name has another form; the number alone leaves the text as it is.
         plain = FileNotFoundError(f"No such file or directory: {os.fsdecode(source)}")  # type: ignore[arg-type]

@@ -59,7 +59,7 @@ def load_file(path: Any, device: Any = "cpu", *, mmap: bool = True) -> dict[str,
     -----
     1 to 2 us per tensor; on the CPU, no payload byte is read with `mmap`.
     """
-    storage, name = open_source(path, mmap)
+    storage, name = open_source(path, mmap, local=False)
     try:
         with torch_errors(name):
             format = formats.of_storage(storage, None, name)

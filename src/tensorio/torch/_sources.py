@@ -26,7 +26,7 @@ def is_real_file(f: object) -> bool:
     return hasattr(_inner(f), "raw") or type(_inner(f)).__name__ == "FileIO"
 
 
-def open_source(f: Any, mmap: bool) -> tuple[Storage, str]:
+def open_source(f: Any, mmap: bool, *, local: bool = True) -> tuple[Storage, str]:
     """Return the bytes from the current position on, and what to call them.
 
     Parameters
@@ -35,6 +35,8 @@ def open_source(f: Any, mmap: bool) -> tuple[Storage, str]:
     mmap : bool
         Whether a file may be mapped. One that `f` could write to is not: it is
         read, as its next write would change what was loaded.
+    local : bool
+        Whether every str is the name of a file, as it is to torch.
 
     Raises
     ------
@@ -45,7 +47,7 @@ def open_source(f: Any, mmap: bool) -> tuple[Storage, str]:
     """
     if not is_path(f) and hasattr(f, "read") and not _is_file(f):
         return _read(f), f"<file object {getattr(f, 'name', type(f).__name__)}>"
-    storage, _, name = open_storage(f if is_path(f) else _inner(f), writable=True)
+    storage, _, name = open_storage(f if is_path(f) else _inner(f), writable=True, local=local)
     try:
         if isinstance(storage, FileStorage) and storage.nbytes and not (mmap and (is_path(f) or not f.writable())):
             storage.read_all()

@@ -564,3 +564,15 @@ def test_the_reference_s_names_are_all_there(module: str) -> None:
     names = {n for n in vars(reference) if not n.startswith("__") and not n.startswith("_float")} - imported
     assert names - set(dir(ours)) == set()
     assert package.__version__ == "0.8.0"
+
+
+def test_an_address_is_a_file_name_like_any_other() -> None:
+    """A name out of a request must not make a server fetch something."""
+    fsspec = pytest.importorskip("fsspec")
+    address = "memory://a.safetensors"
+    with fsspec.open(address, "wb") as f:
+        f.write(save({"a": np.arange(3)}))
+    assert tensorio.load(address)["a"][2] == 2
+    for act in (lambda: safe_open(address, "np"), lambda: load_file(address)):
+        with pytest.raises(FileNotFoundError, match=f"No such file or directory: {address}"):
+            act()

@@ -263,14 +263,25 @@ def test_changed_elements_are_said_and_loaded() -> None:
 # ------------------------------------------------------------------ map_location
 
 
-def test_special_objects_at_an_address() -> None:
+def test_an_address_is_a_file_name_like_any_other_but_to_load_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As to torch: a name out of a request must not make a server fetch something."""
+    monkeypatch.chdir(tmp_path)
     fsspec = pytest.importorskip("fsspec")
     for zip in (True, False):
+        data = saved([BASE, torch.eye(3).to_sparse()], _use_new_zipfile_serialization=zip)
         with fsspec.open("memory://special.pt", "wb") as f:
-            f.write(saved([BASE, torch.eye(3).to_sparse()], _use_new_zipfile_serialization=zip))
-        found = load("memory://special.pt")
-        assert torch.equal(found[0], BASE)
-        assert found[1].is_sparse
+            f.write(data)
+        with pytest.raises(FileNotFoundError):
+            load("memory://special.pt")
+        with pytest.raises(FileNotFoundError):
+            torch.load("memory://special.pt")
+        found = tensorio.torch.load_file("memory://special.pt")
+        assert torch.equal(found["0"], BASE)
+    (tmp_path / "memory:").mkdir()
+    (tmp_path / "memory:" / "special.pt").write_bytes(saved([BASE]))
+    assert torch.equal(load("memory://special.pt")[0], BASE)
 
 
 @pytest.mark.parametrize("zip", [True, False], ids=["zip", "legacy"])
