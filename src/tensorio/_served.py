@@ -30,15 +30,19 @@ def count(name: str, nbytes: int = 0) -> None:
         entry = calls.setdefault(name, [0, 0])
     entry[0] += 1
     entry[1] += nbytes
-    if _listener is not None:
-        _listener()
+    _tell()
 
 
 def pass_on(name: str) -> None:
     """Count one act that was left to the original function."""
     passed_on[name] = passed_on.get(name, 0) + 1
-    if _listener is not None:
-        _listener()
+    _tell()
+
+
+def _tell() -> None:
+    listener = _listener  # which another thread may take away
+    if listener is not None:
+        listener()
 
 
 def tell(listener: Callable[[], None] | None) -> None:

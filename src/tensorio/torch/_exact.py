@@ -100,7 +100,9 @@ class _Reader:
             raise RuntimeError(f"storage {name}: expected {nbytes} bytes, as the pickle says, found {size}")
         if method == 0:
             found = bytes_of(self._storage.lease(), offset, size)
-            return found if not nbytes or found.data_ptr() % _ALIGNED == 0 else found.clone()
+            # torch swaps bytes in place; what it fails at is read once more, from the same mapping.
+            as_it_is = not self._layout.swapped and found.data_ptr() % _ALIGNED == 0
+            return found if not nbytes or as_it_is else found.clone()
         data = bytearray(self._layout.archive.read(record))
         return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8, device="cpu")
 
