@@ -135,7 +135,8 @@ def test_an_interpreter_that_cannot_be_followed(world: World) -> None:
 
 
 def test_a_program_that_cannot_import_tensorio(world: World) -> None:
-    world.write({"other/safetensors.py": ""})
+    missing = "raise ModuleNotFoundError(\"No module named 'tensorio'\", name='tensorio')"
+    world.write({"other/safetensors.py": "", "other/tensorio.py": missing})  # in front of one that is installed
     code = """
 import os, sys
 from tensorio.dropin import _children
