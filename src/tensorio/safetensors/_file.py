@@ -7,6 +7,7 @@ import operator
 import os
 from typing import TYPE_CHECKING
 
+from tensorio import _host
 from tensorio.checkpoint._loading import settle
 from tensorio.dtypes import DTYPES
 from tensorio.errors import TruncatedError, UnsupportedError
@@ -21,14 +22,12 @@ from tensorio.tensors import ROW
 if TYPE_CHECKING:
     from tensorio._arrays import Lease
 
-__all__ = ["CODES", "File", "copy_bytes", "of_buffer", "opened"]
+__all__ = ["CODES", "File", "of_buffer", "opened"]
 
 # Canonical name -> what the format calls it; and the same by code in `tensorio.dtypes`.
 CODES = {name: code for code, name in _format.DTYPES.items()}
 _CODE_OF = [CODES.get(d.name, "") for d in DTYPES]
 
-# Bytes per copy from memory: between two of them other threads get their turn (about 1 ms).
-COPY_PIECE = 1 << 20
 # Reads of more bytes than this are worth several threads.
 PARALLEL_FROM = 16 << 20
 
@@ -139,7 +138,7 @@ class File:
                 fd, start = storage.fileno()
                 _read(fd, start + offset, out)
             else:
-                copy_bytes(storage.view()[offset : offset + len(out)], out)
+                _host.copy(out, storage.view()[offset : offset + len(out)])
         except TruncatedError as error:
             error.path = self.name
             raise translated(error, f"Could not read from file: {error.message}") from error
@@ -161,12 +160,6 @@ def _read(fd: int, offset: int, out: memoryview) -> None:
     read_into(fd, offset, out)
 
 
-def copy_bytes(source: memoryview, out: memoryview) -> None:
-    """Copy memory a piece at a time, so that other threads get their turn."""
-    for at in range(0, len(out), COPY_PIECE):
-        out[at : at + COPY_PIECE] = source[at : at + COPY_PIECE]
-
-
 def of_buffer(data: object, *, copied: bool = False) -> File:
     """Open the content of a file in memory.
 
@@ -174,8 +167,7 @@ def of_buffer(data: object, *, copied: bool = False) -> File:
     ----------
     data : bytes or another buffer
     copied : bool
-        Copy it into writable memory first; other threads wait for that a
-        millisecond at most.
+        Copy it into writable memory first; other threads go on meanwhile.
 
     Raises
     ------
@@ -190,7 +182,7 @@ def of_buffer(data: object, *, copied: bool = False) -> File:
         if not copied:
             return File(MemoryStorage(source), "", None)
         copy = arena(source.nbytes)
-        copy_bytes(source, copy)
+        _host.copy(copy, source)
         return File(MemoryStorage(copy, writable=True), "", None)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from tensorio import _core
+from tensorio import _core, _host
 from tensorio.dtypes import BY_NAME
 from tensorio.errors import TensorIOError, UnsupportedError
 from tensorio.formats import safetensors as _format
@@ -22,7 +22,7 @@ from tensorio.safetensors._errors import (
     explained,
     rejected,
 )
-from tensorio.safetensors._file import CODES, copy_bytes, of_buffer
+from tensorio.safetensors._file import CODES, of_buffer
 
 __all__ = ["TensorSpec", "bytes_of", "deserialize", "plan_of", "serialize", "serialize_file", "unknown_dtype", "write"]
 
@@ -266,6 +266,6 @@ def deserialize(bytes: Any) -> list[tuple[str, dict[str, Any]]]:
     for row in file.order:
         offset, nbytes = file.extent(row)
         raw = bytearray(nbytes)
-        copy_bytes(data[offset : offset + nbytes], memoryview(raw))
+        _host.copy(raw, data[offset : offset + nbytes])
         out.append((file.table.names[row], {"shape": list(file.shape(row)), "dtype": file.code(row), "data": raw}))
     return out
