@@ -11,7 +11,7 @@ from tensorio.storage import Storage
 if TYPE_CHECKING:
     from tensorio._arrays import Lease
 
-__all__ = ["RangeStorage"]
+__all__ = ["RangeStorage", "place_of"]
 
 
 class RangeStorage(Storage):
@@ -79,3 +79,8 @@ class RangeStorage(Storage):
     def scattered(self) -> Iterator[None]:
         with self.whole.scattered():
             yield
+
+
+def place_of(storage: Storage, offset: int = 0) -> tuple[Storage, int]:
+    """Return the storage that owns the bytes of a storage, and where in it `offset` is."""
+    return (storage.whole, storage.offset + offset) if isinstance(storage, RangeStorage) else (storage, offset)

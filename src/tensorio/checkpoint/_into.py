@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tensorio import _host
 from tensorio.dtypes import numpy_dtype
 from tensorio.errors import TensorMismatchError, error_context
-from tensorio.ranges import RangeStorage
+from tensorio.ranges import place_of
 from tensorio.reading import READ_PIECE, in_threads, readers
 from tensorio.storage import FileStorage
 from tensorio.tensors import CONJ, NEG
@@ -80,7 +80,7 @@ def read_runs(
     jobs = list(jobs)
     files: dict[int, tuple[FileStorage, list[Part]]] = {}
     for storage, offset, target in runs:
-        storage, offset = _whole(storage, offset)
+        storage, offset = place_of(storage, offset)
         if isinstance(storage, FileStorage) and not storage.in_memory:
             files.setdefault(id(storage), (storage, []))[1].append((offset, target))
         else:
@@ -117,10 +117,6 @@ def _fitting(info: TensorInfo, target: Any) -> memoryview | None:
     if not target.flags.c_contiguous:
         return None
     return target.reshape(-1).view(np.uint8).data if target.size else memoryview(bytearray())
-
-
-def _whole(storage: Storage, offset: int) -> tuple[Storage, int]:
-    return (storage.whole, storage.offset + offset) if isinstance(storage, RangeStorage) else (storage, offset)
 
 
 def _copy(checkpoint: Checkpoint, fqn: str, target: Any) -> None:

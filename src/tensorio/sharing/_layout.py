@@ -20,7 +20,7 @@ from tensorio.errors import UnsupportedError
 from tensorio.formats._base import SaveOptions
 from tensorio.opening import remote_pieces
 from tensorio.plan import Plan, pieces_of
-from tensorio.ranges import RangeStorage
+from tensorio.ranges import place_of
 from tensorio.sharing._dequantized import dequantized
 from tensorio.sharing._segments import is_sealed, spool
 from tensorio.storage import FileStorage, MemoryStorage
@@ -102,8 +102,8 @@ def laid_out(source: Any, checkpoint: Checkpoint | None, *, dequantize: bool, an
         target = formats.get("torch_zip")
         return Layout(target.plan(source, SaveOptions(align=ALIGN)), target.NAME)
     whole = dequantized(checkpoint) if dequantize else None
-    if whole is None and (why_not_as_it_is(checkpoint)) is None:
-        storage, _ = _place(checkpoint._opened.storages[0])
+    if whole is None and why_not_as_it_is(checkpoint) is None:
+        storage, _ = place_of(checkpoint._opened.storages[0])
         return Layout(Verbatim(storage) if anew or not _is_fixed(checkpoint, storage) else None, checkpoint.format)
     checkpoint = whole or checkpoint
     target = formats.get("safetensors" if checkpoint._opened.flat else "torch_zip")
@@ -130,10 +130,10 @@ def why_not_as_it_is(checkpoint: Checkpoint) -> str | None:
         raise ValueError("the checkpoint is closed")
     if checkpoint._arguments.get("encoding") is not None and not checkpoint._opened.flat:
         return "its texts are to be read in another encoding"
-    whole, _ = _place(storages[0])
+    whole, _ = place_of(storages[0])
     if not isinstance(whole, FileStorage | MemoryStorage):
         return "its bytes are not those of one file"
-    places = [_place(storage) for storage in storages]
+    places = [place_of(storage) for storage in storages]
     for at in range(0, len(rows), ROW):
         dtype, storage, offset, nbytes = rows[at], rows[at + 4], rows[at + 5], rows[at + 6]
         if rows[at + 7] != 1:
@@ -144,8 +144,3 @@ def why_not_as_it_is(checkpoint: Checkpoint) -> str | None:
         if nbytes and (start + offset) % min(DTYPES[dtype].itemsize or 1, ALIGN_MOST):
             return "a tensor is at an address that is none of its type"
     return None
-
-
-def _place(storage: Storage) -> tuple[Storage, int]:
-    """The storage that a storage is a part of, and where."""
-    return (storage.whole, storage.offset) if isinstance(storage, RangeStorage) else (storage, 0)
