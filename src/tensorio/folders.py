@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from tensorio.output import naming, preallocate, sync_folder
+from tensorio.output import naming, preallocate, sync_folder, writing
 
 if TYPE_CHECKING:
     from tensorio.plan import Plan
@@ -168,22 +168,9 @@ def _written(chain: Iterable[tuple[str, Plan]], durable: bool) -> Generator[int,
         try:
             with naming(path):
                 preallocate(fd, plan.nbytes)
-            done = 0
-            for piece in plan.pieces():
-                with naming(path):
-                    _write(fd, piece)
-                done += len(piece)
-                yield len(piece)
-            if done != plan.nbytes:
-                raise ValueError(f"the plan promised {plan.nbytes} bytes and yielded {done}")
+            yield from writing(plan, fd, path)
             if durable:
                 with naming(path):
                     os.fsync(fd)
         finally:
             os.close(fd)
-
-
-def _write(fd: int, piece: bytes | bytearray | memoryview) -> None:
-    view = memoryview(piece)
-    while len(view):
-        view = view[os.write(fd, view) :]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], object]
 
-__all__ = ["naming", "preallocate", "replacing", "sync_folder", "write_plan"]
+__all__ = ["naming", "preallocate", "replacing", "sync_folder", "write_plan", "writing"]
 
 # What a filesystem without the call answers; anything else is a real failure.
 _NOT_OFFERED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV}
@@ -114,7 +114,7 @@ def _write_path(plan: Plan, path: str | bytes, durable: bool, progress: Progress
     with _temporary(folder, name, 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o600) as (fd, temporary):
         with naming(path):
             preallocate(fd, plan.nbytes)
-            _write_descriptor(plan, fd, progress)
+            _write_descriptor(plan, fd, path, progress)
             _take_mode(fd, old)
             if durable:
                 os.fsync(fd)
@@ -178,15 +178,24 @@ def preallocate(fd: int, nbytes: int) -> None:
             raise
 
 
-def _write_descriptor(plan: Plan, fd: int, progress: Progress | None) -> None:
+def _write_descriptor(plan: Plan, fd: int, path: str | bytes, progress: Progress | None) -> None:
     done = 0
-    for piece in plan.pieces():
-        view = memoryview(piece)
-        while len(view):
-            view = view[os.write(fd, view) :]
-        done += len(piece)
+    for nbytes in writing(plan, fd, path):
+        done += nbytes
         if progress is not None:
             progress(done, plan.nbytes)
+
+
+def writing(plan: Plan, fd: int, path: str | bytes) -> Iterator[int]:
+    """Write a plan to the descriptor of a path; yield the bytes of each piece once it is written."""
+    done = 0
+    for piece in plan.pieces():
+        with naming(path):
+            view = memoryview(piece)
+            while len(view):
+                view = view[os.write(fd, view) :]
+        done += len(piece)
+        yield len(piece)
     if done != plan.nbytes:
         raise ValueError(f"the plan promised {plan.nbytes} bytes and yielded {done}")
 
