@@ -209,10 +209,6 @@ class FileStorage(Storage):
             found = _host.resident(self.view()[offset : offset + nbytes])
         return nbytes if found < 0 else found
 
-    def cached(self) -> int:
-        """Bytes of the file that are in the page cache, as far as the system tells (all of them if it does not)."""
-        return self._cached(0, self.nbytes)
-
     def prefetch(self, offset: int, nbytes: int) -> None:
         """Ask the system to read a range ahead of use; a hint, without effect where there is none."""
         if hasattr(mmap, "MADV_WILLNEED"):

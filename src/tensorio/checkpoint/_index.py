@@ -45,12 +45,12 @@ def open_index(folder: str, **options: Any) -> Checkpoint:
             wanted = value.get("weight_map") if isinstance(value, dict) else None
             if not isinstance(wanted, dict) or not all(map(is_plain_name, wanted.values())):
                 raise HeaderError('index: expected "weight_map" to give a file beside it for each tensor')
-            missing = [n for n in dict.fromkeys(wanted.values()) if not os.path.exists(os.path.join(folder, n))]
+            files = dict.fromkeys(wanted.values())
+            missing = [name for name in files if not os.path.exists(os.path.join(folder, name))]
             if missing:
                 raise TruncatedError(f"index: {len(missing)} files are not there: {escaped(', '.join(missing))}")
     finally:
         storage.close()
-    files = dict.fromkeys(wanted.values())
     checkpoint, found = open_joined(folder, files, **options)
     with error_context(path=path), _closing_unless_right(checkpoint):
         for fqn, name in wanted.items():
