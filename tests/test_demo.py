@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import mmap
 import os
 import re
 import signal
@@ -222,11 +223,12 @@ def test_state_dict_has_numbers_and_tensors_that_do_not_alias(tmp_path: Path) ->
 @linux
 def test_meter_sees_memory_that_is_gone_at_the_end() -> None:
     with _memory.Meter() as meter:
-        block = np.ones(32 * MIB, np.uint8)
+        block = mmap.mmap(-1, 32 * MIB)  # an array might be given memory that the process has already
+        block.write(bytes(range(256)) * (32 * MIB // 256))
         give_up = time.monotonic() + 30
         while meter._most - meter._before < 30 * MIB and time.monotonic() < give_up:  # until a sample was taken
             time.sleep(_memory.SAMPLE_SECONDS)
-        del block
+        block.close()
     assert meter.grown is not None
     assert 30 * MIB < meter.grown < 64 * MIB
     assert meter.wall > 0

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path  # slow to import, and this module comes with `import tensorio`
 
 __all__ = ["available"]
 
 NO_LIMIT = 1 << 62  # bytes; kernels write very large numbers or "max" where there is none
-_SYSTEM = Path("/")
 
 # Where the two versions of control groups keep limit, use, and what can be taken back of it (a key of memory.stat).
 _V2 = ("memory.max", "memory.current", "inactive_file")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
-def available(root: Path = _SYSTEM) -> int:
+def available(root: Path | None = None) -> int:
     """Return the bytes that new memory may take before the system ends this process or others.
 
     Parameters
     ----------
-    root : pathlib.Path
-        Where ``/proc`` and what it refers to are.
+    root : pathlib.Path, optional
+        Where ``/proc`` and what it refers to are, if not where they always are.
 
     Returns
     -------
@@ -34,6 +36,10 @@ def available(root: Path = _SYSTEM) -> int:
     -----
     About ten small reads of files of the kernel's: 0.1 ms.
     """
+    if root is None:
+        from pathlib import Path
+
+        root = Path("/")
     return max(0, min(_of_system(root), *(_left(folder, names) for folder, names in _groups(root)), NO_LIMIT))
 
 

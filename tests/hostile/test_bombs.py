@@ -23,6 +23,7 @@ MIB = 1 << 20
 RAW = {"0": bytes(16)}
 
 pytestmark = pytest.mark.plain_build
+SECONDS = 10  # of CPU; each takes under 1, and minutes where cost grows with the square of the size
 
 
 def high_water() -> int:
@@ -37,9 +38,9 @@ def reset_high_water() -> None:
 
 
 def look(data: bytes, act: str) -> tuple[str, int, float]:
-    """What became of it, how much memory it took, and how long."""
+    """What became of it, how much memory it took, and how much CPU."""
     reset_high_water()
-    before, start = high_water(), time.perf_counter()
+    before, start = high_water(), time.process_time()
     try:
         if act == "load":
             tensorio.load(data, unknown="opaque")
@@ -51,7 +52,7 @@ def look(data: bytes, act: str) -> tuple[str, int, float]:
     except tensorio.TensorIOError as error:
         assert len(str(error)) <= 500  # noqa: PT017
         verdict = type(error).__name__
-    return verdict, high_water() - before, time.perf_counter() - start
+    return verdict, high_water() - before, time.process_time() - start
 
 
 def billion_laughs() -> bytes:
@@ -131,9 +132,9 @@ def test_pickle_bomb_costs_no_more_than_its_size(bomb: str, act: str, in_child: 
     pickle = BOMBS[bomb]()
     data = hexfile.torch_file(pickle, RAW)
     allowed = 64 * MIB + 32 * len(pickle)
-    verdict, memory, seconds = in_child(look, data, act, wall=8, memory=allowed + 512 * MIB)
+    verdict, memory, seconds = in_child(look, data, act, wall=60, memory=allowed + 512 * MIB)
     assert memory <= allowed, f"{verdict}: {memory >> 20} MiB for a pickle of {len(pickle) >> 10} KiB"
-    assert seconds < 2, f"{verdict}: {seconds:.1f} s for a pickle of {len(pickle) >> 10} KiB"
+    assert seconds < SECONDS, f"{verdict}: {seconds:.1f} s for a pickle of {len(pickle) >> 10} KiB"
 
 
 def test_deflated_bomb_is_refused_before_it_is_unpacked(in_child: Any) -> None:
@@ -175,7 +176,7 @@ def test_safetensors_header_costs_no_more_than_its_size(what: str, in_child: Any
     # Half a million notes of six bytes each can't be had for twice their size.
     assert verdict == ("LimitError" if what == "metadata" else "read")
     assert memory < 64 * MIB + 2 * len(header)
-    assert seconds < 2
+    assert seconds < SECONDS
 
 
 def test_view_of_2_40_elements_over_one_costs_nothing(in_child: Any) -> None:
@@ -202,4 +203,4 @@ def test_control_healthy_file_passes_the_same_gate(in_child: Any) -> None:
         verdict, memory, seconds = in_child(look, data, act, memory=512 * MIB)
         assert verdict == "read"
         assert memory < 32 * MIB
-        assert seconds < 2
+        assert seconds < SECONDS
