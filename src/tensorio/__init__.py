@@ -9,7 +9,8 @@ Importing this package imports neither NumPy nor any framework.
 """
 
 from tensorio import tp
-from tensorio._api import convert, identify, load, open, recover, save, scan, verify
+from tensorio._api import identify, load, open, scan, verify
+from tensorio._api_save import convert, recover, save
 from tensorio._api_tp import ranked, shard, unshard
 from tensorio._version import __version__
 from tensorio.allowing import allow
@@ -17,6 +18,7 @@ from tensorio.checkpoint._checkpoint import Checkpoint
 from tensorio.checkpoint._prefetch import Prefetch
 from tensorio.checkpoint._ranked import RankView
 from tensorio.checkpoint._recover import Loss, Recovery
+from tensorio.checkpoint._saving import Saved
 from tensorio.checkpoint._shard import ShardReport
 from tensorio.checkpoint._verify import Report
 from tensorio.errors import (
@@ -80,6 +82,7 @@ __all__ = [
     "RankView",
     "Recovery",
     "Report",
+    "Saved",
     "ScanReport",
     "ScannedFile",
     "ShardReport",

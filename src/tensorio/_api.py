@@ -1,25 +1,22 @@
-"""The public functions."""
+"""The public functions that read; those that write: `_api_save`."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tensorio import formats
 from tensorio.checkpoint._checkpoint import Checkpoint, load_file, open_checkpoint
 from tensorio.checkpoint._options import reading_options
-from tensorio.checkpoint._recover import Recovery, recover_file
 from tensorio.checkpoint._verify import Report
 from tensorio.errors import FormatError, UnknownFormatError, UnsupportedError, error_context
-from tensorio.formats._base import OpenOptions, SaveOptions
+from tensorio.formats._base import OpenOptions
 from tensorio.opening import open_storage
-from tensorio.output import write_plan
-from tensorio.plan import CheckedPlan
 from tensorio.scanning._report import ScanReport
 from tensorio.tree import prune
 
-__all__ = ["convert", "identify", "load", "open", "recover", "save", "scan", "verify"]
+__all__ = ["identify", "load", "open", "scan", "verify"]
 
 Progress = Callable[[int, int], object]
 
@@ -157,180 +154,6 @@ def _selected(checkpoint: Checkpoint, names: Iterable[str]) -> Any:
     with error_context(path=checkpoint._name):
         checkpoint._read_ahead(wanted.values())
         return prune(fill(set(wanted.values())), [checkpoint.paths[name] for name in wanted])
-
-
-def save(
-    obj: Any,
-    path: Any,
-    *,
-    format: str | None = None,
-    metadata: Mapping[str, str] | None = None,
-    align: int | None = None,
-    compact: bool = False,
-    max_shard_size: int | str | None = None,
-    durable: bool = True,
-    progress: Progress | None = None,
-) -> None:
-    """Save tensors (and, in formats that hold them, plain Python objects around them).
-
-    Parameters
-    ----------
-    obj : object
-        NumPy arrays, torch tensors or anything that speaks DLPack, in nested
-        dicts and lists. Arrays whose byte ranges overlap are stored once.
-    path : str, os.PathLike or writable binary file object
-        The suffix selects the format: ``.safetensors``; ``.pt``, ``.pth``,
-        ``.bin``, ``.ckpt`` for a torch zip.
-    format : str, optional
-        Overrides the suffix; needed for a file object.
-    metadata : mapping of str to str, optional
-        Notes, in formats that have room for them.
-    align : int, optional
-        Where payloads start, in bytes: each record of a ``.pt`` (default 64, at
-        most 32768), the first tensor of a ``.safetensors`` (default 8).
-    compact : bool
-        Write only the part of each storage that the tensors reach.
-    max_shard_size : optional
-        Not available yet; must be None.
-    durable : bool
-        Sync file and folder to disk before returning.
-    progress : callable, optional
-        Called as ``progress(done, total)`` in bytes.
-
-    Raises
-    ------
-    OSError
-        From the system; the old file is as it was, and no temporary is left.
-    UnsupportedError, TensorMismatchError
-        The format can't hold something in `obj`.
-
-    Notes
-    -----
-    The file appears whole or not at all: it is written beside the target and
-    renamed. Memory: under 32 MiB beyond the tensors.
-    """
-    if max_shard_size is not None:
-        raise UnsupportedError("max_shard_size= is not available in this version; save one file")
-    chosen = formats.for_target(path, format)
-    options = SaveOptions(dict(metadata) if metadata is not None else None, align, compact, formats.target_name(path))
-    write_plan(chosen.plan(obj, options), path, durable=durable, progress=progress)
-
-
-def convert(
-    src: Any,
-    dst: Any,
-    *,
-    format: str | None = None,
-    dtype: str | None = None,
-    rename: Callable[[str], str] | Mapping[str, str] | None = None,
-    max_shard_size: int | str | None = None,
-    unknown: str = "error",
-    allow: Iterable[type] = (),
-    strict: bool = False,
-    durable: bool = True,
-    progress: Progress | None = None,
-) -> list[str]:
-    """Write a checkpoint again in another format; no tensor is loaded.
-
-    Parameters
-    ----------
-    src, unknown, allow, strict
-        See `open`.
-    dst, durable, progress
-        See `save`.
-    format : str, optional
-        Of `dst`; by its suffix if not given.
-    dtype : optional
-        Not available yet; must be None.
-    rename : callable or mapping, optional
-        New names for tensors; the result is then flat.
-    max_shard_size : optional
-        Not available yet; must be None.
-
-    Returns
-    -------
-    list of str
-        Names of what the target format can't hold and was dropped (values that
-        are not tensors).
-
-    Raises
-    ------
-    See `open` and `save`.
-
-    Notes
-    -----
-    Bytes go from the source's mapping to the target a piece at a time: under
-    64 MiB of memory, whatever the size.
-    """
-    from tensorio.checkpoint._convert import convert_checkpoint
-
-    if dtype is not None:
-        raise UnsupportedError("dtype= is not available in this version")
-    if max_shard_size is not None:
-        raise UnsupportedError("max_shard_size= is not available in this version; write one file")
-    target = formats.for_target(dst, format)
-    with open_checkpoint(src, **reading_options(False, unknown, allow, strict)) as checkpoint:
-        plan, dropped = convert_checkpoint(checkpoint, target, formats.target_name(dst), rename)
-        write_plan(CheckedPlan(plan, checkpoint.check_unchanged), dst, durable=durable, progress=progress)
-    return dropped
-
-
-def recover(
-    src: Any,
-    dst: Any,
-    *,
-    format: str | None = None,
-    raw: bool = False,
-    keep_damaged: bool = False,
-    unknown: str = "error",
-    allow: Iterable[type] = (),
-    encoding: str | None = None,
-    durable: bool = True,
-    progress: Progress | None = None,
-) -> Recovery:
-    """Save what is left of a damaged file: a torch zip that was cut off or has holes, a safetensors file cut short.
-
-    A tensor is saved if all of its bytes are there and, where a checksum covers
-    them, right. Lost ones are left out of their dicts, and are None in lists
-    and tuples; everything else is as it was.
-
-    Parameters
-    ----------
-    src, unknown, allow, encoding
-        See `open`. Never written to.
-    dst, format, durable
-        See `convert`; may not be `src`.
-    raw : bool
-        If the description of the tensors is lost, save their bytes: flat uint8
-        tensors called ``data/0``, ``data/1``, ..., as the file's records are.
-    keep_damaged : bool
-        Save tensors whose bytes are all there, but wrong by their checksum.
-    progress : callable, optional
-        Called as ``progress(done, total)`` in bytes, of what is looked at and
-        then of what is written.
-
-    Returns
-    -------
-    Recovery
-        What was saved and what was lost, by name and reason.
-
-    Raises
-    ------
-    FormatError
-        Nothing can be saved; `dst` is not written.
-    ValueError
-        `dst` is `src`.
-    See `open` and `save`.
-
-    Notes
-    -----
-    Reads all of the file. Time is linear in its size whatever is in it; memory
-    is that of `convert`.
-    """
-    options = OpenOptions(**reading_options(False, unknown, allow, False, encoding))
-    return recover_file(
-        src, dst, format=format, raw=raw, keep_damaged=keep_damaged, options=options, durable=durable, progress=progress
-    )
 
 
 def verify(path: Any, *, progress: Progress | None = None) -> Report:

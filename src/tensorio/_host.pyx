@@ -21,6 +21,9 @@ cdef extern from "host/pages.h" nogil:
     int tio_pages_direct(int fd, uint32_t *memory, uint32_t *offset)
     void tio_pages_copy(void *target, const void *source, size_t nbytes)
 
+cdef extern from "host/names.h" nogil:
+    int tio_names_exchange(const char *a, const char *b)
+
 cdef extern from "host/guard.h" nogil:
     int tio_guard_add(const void *ptr, size_t nbytes, const char *name, size_t name_nbytes)
     void tio_guard_remove(int slot)
@@ -138,6 +141,17 @@ def copy(target, source):
         raise ValueError(f"expected {to.raw.len} bytes, found {what.raw.len}")
     with nogil:
         tio_pages_copy(to.raw.buf, what.raw.buf, <size_t> to.raw.len)
+
+
+def exchange(a, b):
+    """Let two files or folders exchange their names in one step; return 0 or an errno (ENOSYS: there is no such call)."""
+    cdef bytes first = _os.fsencode(a), second = _os.fsencode(b)
+    cdef const char *one = first
+    cdef const char *other = second
+    cdef int error
+    with nogil:
+        error = tio_names_exchange(one, other)
+    return error
 
 
 def guard_install():

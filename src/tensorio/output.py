@@ -30,8 +30,21 @@ __all__ = ["naming", "preallocate", "replacing", "sync_folder", "write_plan", "w
 _NOT_OFFERED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV}
 
 
-def write_plan(plan: Plan, target: object, *, durable: bool = True, progress: Progress | None = None) -> None:
+def write_plan(
+    plan: Plan,
+    target: object,
+    *,
+    durable: bool = True,
+    progress: Progress | None = None,
+    check: Callable[[int], object] | None = None,
+) -> None:
     """Write a plan to a path (atomically) or into a writable binary file object (as it comes).
+
+    Parameters
+    ----------
+    check : callable, optional
+        Called with a descriptor of the whole new file, written and synced, before it
+        gets its name: what it raises fails the save. Not called for file objects.
 
     Raises
     ------
@@ -43,7 +56,7 @@ def write_plan(plan: Plan, target: object, *, durable: bool = True, progress: Pr
     if isinstance(target, str | bytes | os.PathLike):
         if "://" in os.fsdecode(target):
             raise UnsupportedError("saving to a remote address can't be made atomic; save to a file and upload that")
-        _write_path(plan, os.fspath(target), durable, progress)
+        _write_path(plan, os.fspath(target), durable, progress, check)
     elif hasattr(target, "write"):
         _write_object(plan, target.write, progress)
         if hasattr(target, "flush"):
@@ -106,7 +119,9 @@ def _write_object(plan: Plan, write: Callable[[bytes], object], progress: Progre
             progress(done, plan.nbytes)
 
 
-def _write_path(plan: Plan, path: str | bytes, durable: bool, progress: Progress | None) -> None:
+def _write_path(
+    plan: Plan, path: str | bytes, durable: bool, progress: Progress | None, check: Callable[[int], object] | None
+) -> None:
     target = os.path.realpath(os.fsdecode(path))  # a link stays a link; the file it names is replaced
     old = _old_file(target)
     folder, name = os.path.split(target)
@@ -118,6 +133,8 @@ def _write_path(plan: Plan, path: str | bytes, durable: bool, progress: Progress
             _take_mode(fd, old)
             if durable:
                 os.fsync(fd)
+        if check is not None:
+            check(fd)
         with naming(path):
             os.replace(temporary, target)
     if durable:

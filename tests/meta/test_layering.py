@@ -55,6 +55,7 @@ RANKS: list[tuple[str, ...]] = [
     ),
     (
         "_api",
+        "_api_save",
         "_api_tp",
         "cli",
         "torch",

@@ -35,6 +35,7 @@ NAMES = [
     "RankView",
     "Recovery",
     "Report",
+    "Saved",
     "ScanReport",
     "ScannedFile",
     "ShardReport",
@@ -79,7 +80,8 @@ SIGNATURES = {
             "encoding=None, strict=False, verify=False, progress=None",
     "open": "path, *, format=None, mmap='auto', writable=False, unknown='error', allow=(), encoding=None, "
             "strict=False, verify=False",
-    "save": "obj, path, *, format=None, metadata=None, align=None, compact=False, max_shard_size=None, durable=True, "
+    "save": "obj, path, *, format=None, metadata=None, align=None, compact=False, max_shard_size=None, include=None, "
+            "exclude=None, base=None, digests=False, manifest=False, readback=False, check_finite=False, durable=True, "
             "progress=None",
     "convert": "src, dst, *, format=None, dtype=None, rename=None, max_shard_size=None, unknown='error', allow=(), "
                "strict=False, durable=True, progress=None",

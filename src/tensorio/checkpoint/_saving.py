@@ -1,0 +1,79 @@
+"""One save, from the user's object to the files of that name: the steps, and their order.
+
+Everything that can be refused is refused before the first byte is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tensorio import formats
+from tensorio.errors import UnsupportedError
+from tensorio.formats._base import SaveOptions
+from tensorio.output import write_plan
+
+__all__ = ["SaveRequest", "Saved", "save_object"]
+
+Progress = Callable[[int, int], object]
+
+_REFUSED = ("max_shard_size", "include", "exclude", "base", "digests", "manifest", "readback", "check_finite")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a save wrote.
+
+    Attributes
+    ----------
+    path : str or None
+        As given; None for a file object.
+    files : tuple of str
+        Paths of the files that hold tensors, in order; empty for a file object.
+    nbytes : int
+        Bytes of all files that were written.
+    left_out : int
+        Bytes of storages that no tensor reaches, and that were not written: with ``compact=True``.
+    unchanged : int
+        Bytes of tensors that are as they are in the base: with ``base=``.
+    """
+
+    path: str | None
+    files: tuple[str, ...]
+    nbytes: int
+    left_out: int = 0
+    unchanged: int = 0
+
+
+@dataclass(frozen=True)
+class SaveRequest:
+    """How to save; the fields are the arguments of `tensorio.save`."""
+
+    format: str | None = None
+    metadata: Mapping[str, str] | None = None
+    align: int | None = None
+    compact: bool = False
+    max_shard_size: int | str | None = None
+    include: str | Iterable[str] | None = None
+    exclude: str | Iterable[str] | None = None
+    base: Any = None
+    digests: bool = False
+    manifest: bool = False
+    readback: bool = False
+    check_finite: bool = False
+    durable: bool = True
+    progress: Progress | None = None
+
+
+def save_object(obj: Any, path: Any, request: SaveRequest) -> Saved:
+    """Save; see `tensorio.save`."""
+    for option in _REFUSED:
+        if getattr(request, option) not in (None, False):
+            raise UnsupportedError(f"{option}= is not available in this version")
+    metadata = None if request.metadata is None else dict(request.metadata)
+    chosen = formats.for_target(path, request.format)
+    name = formats.target_name(path)
+    plan = chosen.plan(obj, SaveOptions(metadata, request.align, request.compact, name))
+    write_plan(plan, path, durable=request.durable, progress=request.progress)
+    return Saved(name, () if name is None else (name,), plan.nbytes)
