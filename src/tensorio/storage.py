@@ -28,6 +28,8 @@ STREAM_PIECE = 512 << 10
 WINDOW = 8 << 20
 # Where headers are, as a rule: they are brought in alone if the file is cold.
 HEAD, TAIL = 1 << 20, 256 << 10
+# A file of so many bytes is cold if less than this part of it is cached: its headers, as a rule.
+COLD_FROM, SHARE_OF_HEADERS = 64 << 20, 16
 
 
 # What filesystems answer that can't map a file, or not shared: then it is read instead.
@@ -154,7 +156,20 @@ class FileStorage(Storage):
             paging.advise(self._map, "MADV_RANDOM")
         elif not self._huge and self.identity.size >= HUGE_PAGE:
             self._huge = True
+            self._forget_headers()
             paging.advise(self._map, "MADV_HUGEPAGE")
+
+    def _forget_headers(self) -> None:
+        """Let go of the single pages that scattered headers left in a cold file.
+
+        Around each, the system could bring in small pages only: 4 ms of CPU per header, and half the disk's pace.
+        """
+        size = self.identity.size
+        if size < COLD_FROM or self._map is None or not hasattr(os, "posix_fadvise"):
+            return
+        if 0 < _host.cached(self._fd, 0, size) < size // SHARE_OF_HEADERS:
+            paging.advise(self._map, "MADV_DONTNEED")  # pages that are mapped stay in the cache
+            os.posix_fadvise(self._fd, HEAD, max(size - TAIL - HEAD, 0), os.POSIX_FADV_DONTNEED)
 
     @contextlib.contextmanager
     def scattered(self) -> Iterator[None]:
