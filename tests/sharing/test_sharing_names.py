@@ -16,7 +16,7 @@ import pytest
 import cases
 import tensorio
 from sharers import Stranger, ending, kill, publisher, python
-from tensorio.sharing import _processes as processes
+from tensorio import processes
 from tensorio.sharing._registry import GRACE, Registry
 
 linux = pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs Linux's /proc")

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tensorio.sharing._processes import boot_id, is_running, pid_namespace
+from tensorio.processes import boot_id, is_running, pid_namespace
 from tensorio.sharing._registry import Registry
 from tensorio.storage import Identity
 
@@ -29,7 +29,7 @@ class Holder(NamedTuple):
     Attributes
     ----------
     pid, start : int
-        See `tensorio.sharing._processes.start_time`.
+        See `tensorio.processes.start_time`.
     fd : int
         Where, in that process.
     """

@@ -10,9 +10,9 @@ from typing import Any
 
 from tensorio.checkpoint._checkpoint import Checkpoint, checkpoint_of
 from tensorio.errors import NotPublishedError, PublicationError, escaped
+from tensorio.processes import start_time
 from tensorio.ranges import RangeStorage
 from tensorio.sharing._manifest import FILE, KEPT, MEMORY, Holder, Manifest
-from tensorio.sharing._processes import start_time
 from tensorio.sharing._registry import Registry
 from tensorio.sharing._segments import HAS_MEMFD, content_nbytes, is_sealed, open_file, open_held
 from tensorio.storage import FileStorage, Identity, Storage
