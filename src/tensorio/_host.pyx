@@ -24,6 +24,9 @@ cdef extern from "host/pages.h" nogil:
 cdef extern from "host/names.h" nogil:
     int tio_names_exchange(const char *a, const char *b)
 
+cdef extern from "host/room.h" nogil:
+    int tio_room_reserve(int fd, uint64_t nbytes)
+
 cdef extern from "host/guard.h" nogil:
     int tio_guard_add(const void *ptr, size_t nbytes, const char *name, size_t name_nbytes)
     void tio_guard_remove(int slot)
@@ -144,13 +147,21 @@ def copy(target, source):
 
 
 def exchange(a, b):
-    """Let two files or folders exchange their names in one step; return 0 or an errno (ENOSYS: there is no such call)."""
+    """Let two files or folders exchange their names in one step; return 0 or an errno (ENOSYS: no such call)."""
     cdef bytes first = _os.fsencode(a), second = _os.fsencode(b)
     cdef const char *one = first
     cdef const char *other = second
     cdef int error
     with nogil:
         error = tio_names_exchange(one, other)
+    return error
+
+
+def reserve(int fd, uint64_t nbytes):
+    """Reserve room for the first bytes of a file; return 0 or an errno (ENOSYS, EOPNOTSUPP: can't be done here)."""
+    cdef int error
+    with nogil:
+        error = tio_room_reserve(fd, nbytes)
     return error
 
 
