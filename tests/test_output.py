@@ -16,7 +16,7 @@ import pytest
 
 import cases
 import tensorio
-from tensorio import output
+from tensorio import _host, output
 
 SMALL = {"x": np.arange(6, dtype="f4").reshape(2, 3), "y": np.arange(5, dtype="u1")}
 LARGE = {"w": np.arange(1 << 20, dtype="f4")}
@@ -129,7 +129,7 @@ def test_error_while_writing_leaves_the_old_file(error: BaseException, target: P
     assert alone(target)
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace", "posix_fallocate", "fchmod", "write"])
+@pytest.mark.parametrize("call", ["fsync", "replace", "fchmod", "write", "dup"])
 def test_error_of_any_system_call_leaves_the_old_file(call: str, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = target.read_bytes()
 
@@ -150,13 +150,119 @@ def test_error_of_any_system_call_leaves_the_old_file(call: str, target: Path, m
 def test_filesystem_without_preallocation_is_written_all_the_same(
     number: int, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(_host, "reserve", lambda fd, nbytes: number)
+    tensorio.save(LARGE, target)
+    check(tensorio.load(target), LARGE)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+def test_refused_preallocation_says_what_is_needed(number: int, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = target.read_bytes()
+    monkeypatch.setattr(_host, "reserve", lambda fd, nbytes: number)
+    with pytest.raises(OSError, match=r"\d bytes are needed") as caught:
+        tensorio.save(LARGE, target)
+    assert (caught.value.errno, caught.value.filename) == (number, str(target))
+    assert ("are free" in str(caught.value)) == (number == errno.ENOSPC)
+    assert target.read_bytes() == before
+    assert alone(target)
+
+
+def test_preallocation_that_signals_keep_interrupting_is_done_without(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def interrupted(fd: int, nbytes: int) -> int:
+        calls.append(nbytes)
+        return errno.EINTR
+
+    monkeypatch.setattr(_host, "reserve", interrupted)
+    tensorio.save(LARGE, target)
+    assert 1 < len(calls) < 10
+    check(tensorio.load(target), LARGE)
+
+
+def test_preallocation_writes_nothing(tmp_path: Path) -> None:
+    """A file that is reserved and not written is of the full length, in blocks of its own, and reads as zeros."""
+    with open(tmp_path / "file", "w+b") as f:
+        if _host.reserve(f.fileno(), 1 << 20):
+            pytest.skip("the filesystem does not reserve")
+        assert os.fstat(f.fileno()).st_size == 1 << 20
+        assert os.fstat(f.fileno()).st_blocks * 512 >= 1 << 20
+        assert f.read() == bytes(1 << 20)
+
+
+def test_refused_write_says_how_far_it_came(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, count = os.write, iter(range(100))
+
+    def write(fd: int, data: Any) -> int:
+        if next(count) == 0:
+            return real(fd, data[:7])
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(OSError, match=r"7 of \d+ bytes were written") as caught:
+        tensorio.save(LARGE, target)
+    assert (caught.value.errno, caught.value.filename) == (errno.EDQUOT, str(target))
+
+
+def test_write_that_takes_nothing_ends(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "write", lambda fd, data: 0)
+    with pytest.raises(OSError, match="took no more after 0 of"):
+        tensorio.save(LARGE, target)
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_interrupted_rename_is_done_once(done: bool, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may have renamed before the signal came, or not."""
+    real, calls = os.replace, []
+
+    def replace(a: str, b: str) -> None:
+        calls.append(a)
+        if len(calls) > 1:
+            return real(a, b)
+        if done:
+            real(a, b)
+        raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
+
+    monkeypatch.setattr(os, "replace", replace)
+    tensorio.save(LARGE, target)
+    monkeypatch.undo()
+    assert len(calls) == (1 if done else 2)
+    check(tensorio.load(target), LARGE)
+    assert alone(target)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP])
+def test_filesystem_without_rename_says_what_to_do(number: int, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, "posix_fallocate", fail)
-    tensorio.save(LARGE, target)
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="save to another filesystem") as caught:
+        tensorio.save(LARGE, target)
     monkeypatch.undo()
+    assert (caught.value.errno, caught.value.filename) == (number, str(target))
+    assert alone(target)
+
+
+def test_folder_that_can_not_be_synced_is_said_and_the_new_file_is_there(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="is in place, but a power cut may take it back") as caught:
+        tensorio.save(LARGE, target)
+    monkeypatch.undo()
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(target))
     check(tensorio.load(target), LARGE)
+    assert alone(target)
 
 
 def test_short_writes_are_continued(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

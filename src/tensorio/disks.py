@@ -18,6 +18,11 @@ FAR_FAMILIES = ("fuse",)  # fuse.sshfs, fuse.gcsfuse, fuseblk: a program answers
 IN_MEMORY = {"devtmpfs", "hugetlbfs", "ramfs", "tmpfs"}
 # Where reading past the page cache is known to be quicker for a cold file, and safe.
 DIRECT = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "xfs"}
+# One kernel serves all who open a file there, so that its locks are seen by everybody.
+LOCAL = {
+    "bcachefs", "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "jfs", "nilfs2", "ntfs3", "overlay", "ramfs",
+    "reiserfs", "tmpfs", "vfat", "xfs", "zfs",
+}  # fmt: skip
 _KEPT, _KEPT_FOR = 64, 1.0  # filesystems whose type is remembered, and for how many seconds
 
 
@@ -39,6 +44,11 @@ class Disk(NamedTuple):
     def far(self) -> bool:
         """Whether a page fault costs a round trip, so that reads should be few and large."""
         return self.type in FAR or self.type.startswith(FAR_FAMILIES)
+
+    @property
+    def local(self) -> bool:
+        """Whether no other host can have its files open."""
+        return self.type in LOCAL
 
     @property
     def in_memory(self) -> bool:

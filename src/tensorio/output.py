@@ -4,7 +4,8 @@ A save goes to a temporary sibling and is renamed over the target: readers see
 the old file or the new one, existing mappings of the old one stay valid, and a
 failed save leaves the old file as it was and no litter. With ``durable=True``
 the file is synced before the rename and its folder behind it, so that a save
-that has returned survives a power cut.
+that has returned survives a power cut. docs/durability.md has the steps, and
+what they are worth on which filesystem.
 """
 
 from __future__ import annotations
@@ -12,22 +13,27 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from tensorio import _host
 from tensorio.errors import UnsupportedError
+from tensorio.temporaries import clean_stale, made_file, made_folder, temporary_name
 
 if TYPE_CHECKING:
     from tensorio.plan import Plan
 
     Progress = Callable[[int, int], object]
 
-__all__ = ["naming", "preallocate", "replacing", "sync_folder", "write_plan", "writing"]
+__all__ = [
+    "clean_stale", "naming", "preallocate", "renamed", "replacing", "settle", "sync_folder", "syncing_names",
+    "temporary_name", "write_plan", "writing",
+]  # fmt: skip
 
 # What a filesystem without the call answers; anything else is a real failure.
 _NOT_OFFERED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV}
+_TRIES = 3  # at what signals interrupt, where it can be done without
 
 
 def write_plan(
@@ -87,21 +93,16 @@ def replacing(path: str | bytes | os.PathLike[str]) -> Iterator[str]:
     target = os.path.realpath(os.fsdecode(os.fspath(path)))
     old = _old_file(target)
     folder, name = os.path.split(target)
-    beside = os.path.join(folder, f".tensorio-{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    with naming(target):
-        os.mkdir(beside, 0o700)  # nobody else may put something in the place of what is written
-    written = os.path.join(beside, name)
-    try:
+    clean_stale(folder, name)
+    with contextlib.ExitStack() as stack:
+        with naming(target):  # nobody else may put something in the place of what is written
+            beside = stack.enter_context(made_folder(folder, name, 0o700))
+        written = os.path.join(beside, name)
         yield written
         with naming(target):
             if old is not None:
                 os.chmod(written, stat.S_IMODE(old.st_mode))
-            os.replace(written, target)
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(written)
-        with contextlib.suppress(OSError):
-            os.rmdir(beside)
+            renamed(written, target)
 
 
 def _write_object(plan: Plan, write: Callable[[bytes], object], progress: Progress | None) -> None:
@@ -125,21 +126,23 @@ def _write_path(
     target = os.path.realpath(os.fsdecode(path))  # a link stays a link; the file it names is replaced
     old = _old_file(target)
     folder, name = os.path.split(target)
+    clean_stale(folder, name)
     # As long as it is written, it is for nobody who may not read what it replaces.
-    with _temporary(folder, name, 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o600) as (fd, temporary):
+    mode = 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o600
+    with contextlib.ExitStack() as stack:
         with naming(path):
+            stack.enter_context(syncing_names(folder, durable))
+            fd, temporary = stack.enter_context(made_file(folder, name, mode))
             preallocate(fd, plan.nbytes)
-            _write_descriptor(plan, fd, path, progress)
+        _write_descriptor(plan, fd, path, progress)
+        with naming(path):
             _take_mode(fd, old)
-            if durable:
-                os.fsync(fd)
+            settle(fd, durable)
         if check is not None:
             check(fd)
         with naming(path):
-            os.replace(temporary, target)
-    if durable:
-        with naming(path):
-            sync_folder(folder)
+            renamed(temporary, target)
+            stack.close()
 
 
 def _old_file(target: str) -> os.stat_result | None:
@@ -155,25 +158,6 @@ def _old_file(target: str) -> os.stat_result | None:
 
 
 @contextlib.contextmanager
-def _temporary(folder: str, name: str, mode: int) -> Iterator[tuple[int, str]]:
-    """Make a sibling file and close it at the end; remove it if it was not renamed away."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-    # The name has room for the longest file names (255 bytes): the target's is cut.
-    short = os.fsdecode(os.fsencode(name)[:180])
-    temporary = os.path.join(folder, f".{short}.tensorio-{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    with naming(os.path.join(folder, name)):
-        fd = os.open(temporary, flags, mode)
-    try:
-        yield fd, temporary
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
 def naming(path: str | bytes) -> Iterator[None]:
     """Give an OSError that rises through the name of the file the user asked for."""
     try:
@@ -184,15 +168,31 @@ def naming(path: str | bytes) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, os.fsdecode(path)) from error  # of the class that goes with errno
 
 
+def _saying(error: OSError, what: str) -> OSError:
+    """Return an error that says more; of the class that goes with its errno."""
+    return OSError(error.errno, f"{error.strerror}: {what}", error.filename)
+
+
 def preallocate(fd: int, nbytes: int) -> None:
-    """Reserve the space, so that a full disk shows before the first byte; best effort elsewhere."""
-    if not hasattr(os, "posix_fallocate") or nbytes == 0:
+    """Reserve the space, so that a full disk shows before the first byte; nothing where that is not offered.
+
+    Raises
+    ------
+    OSError
+        ENOSPC, EDQUOT, EFBIG, EIO: with what is needed and what is there.
+    """
+    error = 0
+    for _ in range(_TRIES if nbytes else 0):
+        error = _host.reserve(fd, nbytes)
+        if error != errno.EINTR:
+            break
+    if error in _NOT_OFFERED or error in (0, errno.EINTR):
         return
-    try:
-        os.posix_fallocate(fd, 0, nbytes)
-    except OSError as error:
-        if error.errno not in _NOT_OFFERED:
-            raise
+    space = f"{nbytes} bytes are needed"
+    if error == errno.ENOSPC:
+        disk = os.fstatvfs(fd)
+        space += f", {disk.f_bavail * disk.f_frsize} are free"
+    raise OSError(error, f"{os.strerror(error)}: {space}")
 
 
 def _write_descriptor(plan: Plan, fd: int, path: str | bytes, progress: Progress | None) -> None:
@@ -207,14 +207,62 @@ def writing(plan: Plan, fd: int, path: str | bytes) -> Iterator[int]:
     """Write a plan to the descriptor of a path; yield the bytes of each piece once it is written."""
     done = 0
     for piece in plan.pieces():
+        view = memoryview(piece)
         with naming(path):
-            view = memoryview(piece)
             while len(view):
-                view = view[os.write(fd, view) :]
-        done += len(piece)
+                taken = _write(fd, view, done, plan.nbytes)
+                view = view[taken:]
+                done += taken
         yield len(piece)
     if done != plan.nbytes:
         raise ValueError(f"the plan promised {plan.nbytes} bytes and yielded {done}")
+
+
+def _write(fd: int, view: memoryview, done: int, nbytes: int) -> int:
+    """Call write(2), which may take less than it is given. Python repeats it after a signal, nobody does after EIO."""
+    try:
+        taken = os.write(fd, view)
+    except OSError as error:
+        raise _saying(error, f"{done} of {nbytes} bytes were written") from error
+    if taken == 0:
+        raise OSError(errno.EIO, f"{os.strerror(errno.EIO)}: write took no more after {done} of {nbytes} bytes")
+    return taken
+
+
+def settle(fd: int, durable: bool) -> None:
+    """Sync a file that is all written, and have the system say now what it would say at close.
+
+    Raises
+    ------
+    OSError
+        Some of the bytes are not on the disk, and are not to be had any more: a second fsync proves nothing.
+    """
+    try:
+        if durable:
+            os.fsync(fd)
+        # NFS, FUSE and quotas have errors that show at close only; any descriptor's will do. This one stays open: its
+        # lock keeps the file until it is renamed.
+        with contextlib.suppress(InterruptedError):  # closed all the same
+            os.close(os.dup(fd))
+    except OSError as error:
+        raise _saying(error, "the bytes written may not be on the disk") from error
+
+
+def renamed(temporary: str, target: str) -> None:
+    """Rename over a file; again, if a signal came between (NFS and FUSE), which does not tell whether it was done."""
+    while True:
+        try:
+            os.replace(temporary, target)
+        except InterruptedError:
+            if os.path.lexists(temporary):
+                continue
+        except OSError as error:
+            if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP):
+                raise _saying(
+                    error, "without rename, no save is atomic; save to another filesystem, and copy"
+                ) from error
+            raise
+        return
 
 
 def _take_mode(fd: int, old: os.stat_result | None) -> None:
@@ -230,13 +278,34 @@ def _take_mode(fd: int, old: os.stat_result | None) -> None:
 
 def sync_folder(folder: str) -> None:
     """Sync a folder's names to disk, where there is a call for it."""
-    if os.name != "posix":
-        return  # Windows has no such call; its rename is journalled
-    fd = os.open(folder or ".", os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    with syncing_names(folder):
+        pass
+
+
+@contextlib.contextmanager
+def syncing_names(folder: str, durable: bool = True) -> Iterator[None]:
+    """Sync a folder's names to disk behind the block that changes them, where there is a call for it.
+
+    Raises
+    ------
+    OSError
+        Before the block: the folder can't be opened. Behind it: the new names are there, not proven to last.
+    """
+    if not durable or os.name != "posix":  # Windows has no such call; its rename is journalled
+        yield
+        return
+    fd = os.open(folder or ".", os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0))
+    try:
+        yield
+        _sync_names(fd)
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def _sync_names(fd: int) -> None:
     try:
         os.fsync(fd)
     except OSError as error:
         if error.errno not in _NOT_OFFERED:
-            raise
-    finally:
-        os.close(fd)
+            raise _saying(error, "what was saved is in place, but a power cut may take it back") from error

@@ -1,0 +1,228 @@
+"""Files and folders that are there for the length of a save, and what killed processes left of theirs.
+
+Who makes one holds a lock on it (flock(2)) for as long as it lives: the system drops the lock with the process,
+however that ends. A temporary that nobody holds is litter. Where locks do not reach every host that may write to the
+folder, or there are none, the name decides: it says which process made it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+
+from tensorio.disks import disk_of
+from tensorio.processes import boot_id, is_running, pid_namespace, start_time
+
+__all__ = ["clean_stale", "made_file", "made_folder", "temporary_name"]
+
+_TRIES = 8  # at names, each new: somebody who cleans may hold a new one for a moment
+_MARK, _END = ".tensorio-", ".tmp"
+# Looking through a folder of 100,000 names takes tens of milliseconds: one that took longer than this many seconds is
+# looked through again when that adds little to what passed since.
+_QUICK, _SHARE = 0.002, 100
+_rest: dict[str, float] = {}  # the folder that took long, and until when it is let alone
+
+
+def temporary_name(folder: str, name: str) -> str:
+    """Return a path for what will be renamed to `name` in a folder: new, and saying which process asked.
+
+    Notes
+    -----
+    ``.NAME.tensorio-PID-START-HOST-RANDOM.tmp``: START as in `tensorio.processes.start_time`,
+    HOST the boot and the namespace that the id is from. NAME is cut to 150 bytes, so
+    that the longest names (255 bytes) have a temporary, too.
+    """
+    return os.path.join(folder, f"{_prefix(name)}{_maker(os.getpid())}-{secrets.token_hex(4)}{_END}")
+
+
+def _prefix(name: str) -> str:
+    return f".{os.fsdecode(os.fsencode(name)[:150])}{_MARK}"
+
+
+@functools.lru_cache(1)  # for the one process that this is, until it forks
+def _maker(pid: int) -> str:
+    return f"{pid}-{start_time(pid):x}-{_host()}"
+
+
+def _host() -> str:
+    return f"{boot_id()[:8]}.{pid_namespace():x}"
+
+
+@contextlib.contextmanager
+def made_file(folder: str, name: str, mode: int) -> Iterator[tuple[int, str]]:
+    """Make a temporary file, open to read and write, and close it at the end; after an error, remove it.
+
+    Yields
+    ------
+    (int, str)
+        Descriptor and path. Whoever renames it does so within the block: to the end of it, nobody takes it for litter.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+    def make(path: str) -> int:
+        return os.open(path, flags, mode)
+
+    fd, path = _held(make, folder, name)
+    try:
+        yield fd, path
+    except BaseException:
+        _remove(path)
+        raise
+    finally:
+        with contextlib.suppress(OSError):  # what it could tell, `output.settle` has asked before the rename
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def made_folder(folder: str, name: str, mode: int) -> Iterator[str]:
+    """Make a temporary folder; what has its name at the end (after an exchange of names, the old one) is removed.
+
+    Yields
+    ------
+    str
+        Its path. To the end of the block, nobody takes it for litter.
+    """
+
+    def make(path: str) -> int:
+        os.mkdir(path, mode)
+        try:
+            return os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)) if os.name == "posix" else -1
+        except OSError:
+            os.rmdir(path)
+            raise
+
+    fd, path = _held(make, folder, name)
+    try:
+        yield path
+    finally:
+        _remove(path)
+        if fd >= 0:
+            os.close(fd)
+
+
+def _held(make: Callable[[str], int], folder: str, name: str) -> tuple[int, str]:
+    """Make something under a new name and lock it; again, if it was taken for litter in between."""
+    for _ in range(_TRIES):
+        path = temporary_name(folder, name)
+        fd = make(path)
+        if fd < 0 or (_lock(fd) is not False and _is(path, fd)):
+            return fd, path
+        _remove(path)
+        os.close(fd)
+    raise OSError(errno.EBUSY, "temporary files are taken away as they are made", os.path.join(folder, name))
+
+
+def _is(path: str, fd: int) -> bool:
+    """Tell whether a path still names what a descriptor is open on."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(fd))
+    except OSError:
+        return False
+
+
+def _lock(fd: int) -> bool | None:
+    """Take the lock if nobody has it; None if there are no locks here."""
+    try:
+        import fcntl
+
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return None
+    return True
+
+
+def clean_stale(folder: str, name: str | None = None) -> list[str]:
+    """Remove what killed processes left of files and folders that they were writing.
+
+    Parameters
+    ----------
+    folder : str
+    name : str, optional
+        Only what was to get this name; everything that this package left, if not given.
+
+    Returns
+    -------
+    list of str
+        Paths that are gone.
+
+    Notes
+    -----
+    What somebody holds is never removed. Where other hosts may write (NFS and its
+    like), nor is what another host, or this one before it was started anew, has left.
+    Errors are passed over: litter is in nobody's way. Costs one look through the
+    folder, some 0.3 us a name; with `name`, a large folder is looked through only
+    once in a while.
+    """
+    began = time.monotonic()
+    if name is not None and began < _rest.get(folder, 0):
+        return []
+    gone = [path for path in _candidates(folder, name) if _clean(path)]
+    took = time.monotonic() - began
+    if took > _QUICK:
+        _rest.clear()
+        _rest[folder] = began + took * _SHARE
+    return gone
+
+
+def _candidates(folder: str, name: str | None) -> list[str]:
+    prefix = "." if name is None else _prefix(name)
+    try:
+        names = os.listdir(folder or ".") if os.name == "posix" else []  # Windows does not let an open file be removed
+    except OSError:
+        return []
+    return [os.path.join(folder, n) for n in names if n.endswith(_END) and n.startswith(prefix) and _owner(n)]
+
+
+def _owner(name: str) -> tuple[int, int, str] | None:
+    """Return process, start and host out of the name of a temporary."""
+    words = name[: -len(_END)].rpartition(_MARK)[2].split("-")
+    try:
+        pid, start, host, _ = words
+        return int(pid), int(start, 16), host
+    except ValueError:
+        return None
+
+
+def _clean(path: str) -> bool:
+    """Remove a temporary unless it may be in use; tell whether it is gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except OSError:
+        return False
+    try:
+        found = os.fstat(fd)
+        ours = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
+        # The lock is held to the end: of two who clean, one does; and who makes one looks whether it is still there.
+        return ours and _is_litter(path, fd, found.st_dev) and _is(path, fd) and _remove(path)
+    finally:
+        os.close(fd)
+
+
+def _is_litter(path: str, fd: int, device: int) -> bool:
+    locked = _lock(fd)
+    if locked is False:
+        return False
+    disk = disk_of(device, fd)
+    if locked and disk.local:
+        return True  # one system serves all who write here, and it says that nobody holds it
+    pid, start, host = _owner(os.path.basename(path)) or (0, 0, "")
+    return host == _host() and not is_running(pid, start)
+
+
+def _remove(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except (IsADirectoryError, PermissionError):  # of a folder Linux says the one, POSIX the other
+        shutil.rmtree(path, ignore_errors=True)
+    except OSError:
+        return False
+    return not os.path.lexists(path)
