@@ -147,6 +147,9 @@ cdef class _Pickler:
     exact : bool
         Write what ``torch.save`` would: NumPy arrays as NumPy pickles them, no
         bytes as two types, nothing from another device.
+    fetch : callable or None
+        Returns a copy in memory of a torch storage on another device, as something that has a `data_ptr`; the
+        storage's own method by default.
     """
     cdef char *out
     cdef Py_ssize_t n, room
@@ -165,6 +168,7 @@ cdef class _Pickler:
     cdef _Pickler grouped
     cdef int32_t *group_pieces  # piece of each group, -1 before its first mention
     cdef object leaf
+    cdef object fetch
     cdef bint compact
     cdef bint exact
     cdef dict classes       # exact: the class as which the bytes at an address are saved
@@ -173,7 +177,7 @@ cdef class _Pickler:
     cdef object g_v2, g_v3, g_parameter, g_untyped
     cdef list g_storage
 
-    def __cinit__(self, _Pickler grouped=None, leaf=None, bint compact=False, bint exact=False):
+    def __cinit__(self, _Pickler grouped=None, leaf=None, bint compact=False, bint exact=False, fetch=None):
         cdef Py_ssize_t i
         self.keep, self.keys = [], []
         self.made = {}
@@ -185,6 +189,7 @@ cdef class _Pickler:
             for i in range(grouped.n_spans):
                 self.group_pieces[i] = -1
         self.leaf = leaf
+        self.fetch = fetch
         self.compact = compact
         self.exact = exact
         self.classes = {}
@@ -953,9 +958,12 @@ cdef class _Pickler:
                 raise UnsupportedError("a storage on the meta device has no bytes to save")
             if self.exact and storage.device.type != "cpu":
                 raise UnsupportedError("a storage on another device")
-            here = storage if storage.device.type in ("cpu", "meta") else storage.cpu()
+            if storage.device.type in ("cpu", "meta"):
+                here = storage
+            else:
+                here = storage.cpu() if self.fetch is None else self.fetch(storage)
             self.keep.append((storage, here))
-            piece = self.new_piece(-1, <int64_t> <uintptr_t> (<object> here.data_ptr()), here.nbytes())
+            piece = self.new_piece(-1, <int64_t> <uintptr_t> (<object> here.data_ptr()), count)
             self.by_storage[key] = piece
         return piece
 
@@ -1087,13 +1095,13 @@ cdef void _close_group(Span **order, Py_ssize_t first, Py_ssize_t last, int64_t 
             order[i].group_hi = hi
 
 
-def dumps(obj, leaf=None, bint compact=False, bint exact=False):
+def dumps(obj, leaf=None, bint compact=False, bint exact=False, fetch=None):
     """Return the pickle of a torch file and the storages that go with it.
 
     Parameters
     ----------
     obj : object
-    leaf, compact, exact
+    leaf, compact, exact, fetch
         See `_Pickler`.
 
     Returns
@@ -1113,13 +1121,13 @@ def dumps(obj, leaf=None, bint compact=False, bint exact=False):
     Arrays that share memory are found after a first run; the second then
     knows their storages. About 0.5 us per array.
     """
-    cdef _Pickler pickler = _Pickler(None, leaf, compact, exact)
+    cdef _Pickler pickler = _Pickler(None, leaf, compact, exact, fetch)
     cdef _Pickler first
     cdef Py_ssize_t i
     data = pickler.dump(obj)
     if pickler.n_spans > 1 and _group(pickler.spans, pickler.n_spans):
         first = pickler
-        pickler = _Pickler(first, leaf, compact, exact)
+        pickler = _Pickler(first, leaf, compact, exact, fetch)
         data = pickler.dump(obj)
         pickler.keep.append(first.keep)
     spaces, offsets, sizes = (array.clone(_Q, pickler.n_pieces, False) for _ in range(3))

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tensorio import _core
 
-__all__ = ["PIECE", "SMALL", "Buffer", "CheckedPlan", "FlatPlan", "Payloads", "Plan", "Source", "pieces_of"]
+__all__ = ["PIECE", "SMALL", "Buffer", "CheckedPlan", "FlatPlan", "LaidOut", "Payloads", "Plan", "Source", "pieces_of"]
 
 Buffer = bytes | bytearray | memoryview
 Source = Buffer | Callable[[], Iterator[Buffer]]
@@ -101,6 +101,18 @@ class Plan(Protocol):
     def pieces(self) -> Iterator[Buffer]:
         """Yield the bytes of the file, in order."""
         ...
+
+
+class LaidOut(Plan, Protocol):
+    """A plan whose tensors are known one by one.
+
+    Attributes
+    ----------
+    payloads : Payloads
+        Of the tensors.
+    """
+
+    payloads: Payloads
 
 
 class FlatPlan:

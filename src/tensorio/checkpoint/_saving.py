@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from tensorio import formats
 from tensorio.errors import UnsupportedError
 from tensorio.formats._base import SaveOptions
 from tensorio.output import write_plan
 
-__all__ = ["SaveRequest", "Saved", "save_object"]
+if TYPE_CHECKING:
+    from tensorio.plan import Payloads, Plan
+
+__all__ = ["SaveJob", "SaveRequest", "Saved", "prepare", "save_object"]
 
 Progress = Callable[[int, int], object]
 
@@ -66,14 +70,46 @@ class SaveRequest:
     progress: Progress | None = None
 
 
+@dataclass(frozen=True)
+class SaveJob:
+    """A save that is laid out: what is pickled is pickled, and no byte is written.
+
+    Attributes
+    ----------
+    payloads : tuple of Payloads
+        All that is still to be read of the user's memory; whoever copies it first gives the columns its own addresses.
+    write : callable
+        Writes, once. Can be pickled if `progress` can and no payload has a maker, so that another process may do it.
+    """
+
+    payloads: tuple[Payloads, ...]
+    write: Callable[[], Saved]
+
+
 def save_object(obj: Any, path: Any, request: SaveRequest) -> Saved:
     """Save; see `tensorio.save`."""
+    return prepare(obj, path, request).write()
+
+
+def prepare(obj: Any, path: Any, request: SaveRequest, fetch: Callable[[Any], Any] | None = None) -> SaveJob:
+    """Do all of a save that looks at the object, but for the bytes of its tensors.
+
+    Parameters
+    ----------
+    fetch : callable, optional
+        See `SaveOptions`.
+    """
     for option in _REFUSED:
         if getattr(request, option) not in (None, False):
             raise UnsupportedError(f"{option}= is not available in this version")
     metadata = None if request.metadata is None else dict(request.metadata)
     chosen = formats.for_target(path, request.format)
     name = formats.target_name(path)
-    plan = chosen.plan(obj, SaveOptions(metadata, request.align, request.compact, name))
-    write_plan(plan, path, durable=request.durable, progress=request.progress)
+    plan = chosen.plan(obj, SaveOptions(metadata, request.align, request.compact, name, fetch=fetch))
+    return SaveJob((plan.payloads,), partial(_write, plan, path, request.durable, request.progress))
+
+
+def _write(plan: Plan, path: Any, durable: bool, progress: Progress | None) -> Saved:
+    write_plan(plan, path, durable=durable, progress=progress)
+    name = formats.target_name(path)
     return Saved(name, () if name is None else (name,), plan.nbytes)

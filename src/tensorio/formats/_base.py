@@ -17,7 +17,7 @@ from tensorio.storage import Storage
 from tensorio.tensors import Table
 
 if TYPE_CHECKING:
-    from tensorio.plan import Plan
+    from tensorio.plan import LaidOut
 
 __all__ = ["Format", "OpenOptions", "Opened", "Room", "SaveOptions", "StoredRecord", "naming_budget"]
 
@@ -188,13 +188,20 @@ class Opened:
 
 @dataclass(frozen=True)
 class SaveOptions:
-    """How a file is to be written; see `tensorio.save`."""
+    """How a file is to be written; see `tensorio.save`.
+
+    Attributes
+    ----------
+    fetch : callable or None
+        Returns a torch tensor in memory that holds the bytes of a storage or contiguous tensor on another device.
+    """
 
     metadata: dict[str, str] | None = None
     align: int | None = None
     compact: bool = False
     name: str | None = None  # the target's file name, None for a file object
     exact: bool = False  # what torch.save would write, NumPy arrays included: nothing is taken for a tensor
+    fetch: Callable[[Any], Any] | None = None
 
 
 class Format(Protocol):
@@ -216,6 +223,6 @@ class Format(Protocol):
         """Return what was saved, with arrays at the tensors; the short way past `Opened`."""
         ...
 
-    def plan(self, obj: object, options: SaveOptions) -> Plan:
+    def plan(self, obj: object, options: SaveOptions) -> LaidOut:
         """Lay out a file that holds `obj` (arrays, torch tensors, and what the format can hold besides)."""
         ...

@@ -20,6 +20,8 @@ from tensorio.kinds import TensorKind
 from tensorio.plan import PIECE, Payloads
 from tensorio.tensors import first_duplicate
 
+Fetch = Callable[[Any], Any]
+
 __all__ = ["Items", "c_order", "items_of", "native"]
 
 
@@ -53,13 +55,15 @@ class Items:
         return self.payloads
 
 
-def items_of(obj: object) -> Items:
+def items_of(obj: object, fetch: Fetch | None = None) -> Items:
     """Return the tensors of a mapping, nested ones under dotted names.
 
     Parameters
     ----------
     obj : mapping
         Names to tensors, or to further mappings or sequences.
+    fetch : callable, optional
+        See `SaveOptions`.
 
     Raises
     ------
@@ -71,7 +75,7 @@ def items_of(obj: object) -> Items:
     others: list[str] = []
     items = Items()
     for name, leaf in _leaves(obj):
-        if not _add(items, name, leaf):
+        if not _add(items, name, leaf, fetch):
             others.append(f"{escaped(name)} ({type(leaf).__name__})")
     if others:
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
@@ -117,7 +121,7 @@ def _children(obj: object) -> Iterator[tuple[Any, object]] | None:
     return None
 
 
-def _add(items: Items, name: str, tensor: Any) -> bool:
+def _add(items: Items, name: str, tensor: Any, fetch: Fetch | None) -> bool:
     """Append one tensor, whose bytes stay where they are if they are in C order; False for anything else."""
     if type(tensor) is np.ndarray:
         _add_numpy(items, name, tensor)
@@ -126,7 +130,7 @@ def _add(items: Items, name: str, tensor: Any) -> bool:
         return False
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
-        _add_torch(items, name, tensor)
+        _add_torch(items, name, tensor, fetch)
     else:
         _add_numpy(items, name, tensor if isinstance(tensor, np.ndarray) else as_numpy(tensor))
     return True
@@ -170,10 +174,10 @@ def c_order(array: np.ndarray[Any, Any], finish: Callable[[Any], Any] | None = N
         yield from c_order(array[start] if step == 0 else array[start : start + step], finish)
 
 
-def _add_torch(items: Items, name: str, tensor: Any) -> None:
+def _add_torch(items: Items, name: str, tensor: Any, fetch: Fetch | None) -> None:
     described = _source.describe_torch(tensor)
     if described is None or not described[4]:
-        tensor = _plain_torch(name, tensor)
+        tensor = _plain_torch(name, tensor, fetch)
         described = _source.describe_torch(tensor)
     assert described is not None
     code, shape, nbytes, address, _ = described
@@ -182,7 +186,7 @@ def _add_torch(items: Items, name: str, tensor: Any) -> None:
     payloads.add_memory(address, nbytes)
 
 
-def _plain_torch(name: str, tensor: Any) -> Any:
+def _plain_torch(name: str, tensor: Any, fetch: Fetch | None) -> Any:
     """Return a contiguous CPU tensor of the same values, or say why there is none."""
     if str(tensor.layout) != "torch.strided" or tensor.is_quantized or tensor.is_nested:
         raise UnsupportedError(f"a torch tensor of layout {tensor.layout} is not one array; save as .pt", record=name)
@@ -191,4 +195,7 @@ def _plain_torch(name: str, tensor: Any) -> Any:
     if str(tensor.dtype).partition(".")[2] not in BY_NAME:
         raise UnsupportedError(f"torch dtype {tensor.dtype} is not known here", record=name)
     # Lazy conjugates and negatives are views of other bytes than their values.
-    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    if tensor.is_cpu or fetch is None:
+        return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    there = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return fetch(there).view(there.dtype).view(there.shape)

@@ -26,7 +26,7 @@ from tensorio.storage import MemoryStorage
 
 if TYPE_CHECKING:
     from tensorio.formats._base import OpenOptions, SaveOptions, StoredRecord
-    from tensorio.plan import Plan
+    from tensorio.plan import LaidOut
     from tensorio.storage import Storage
 
 NAME = "archive"
@@ -175,6 +175,6 @@ def load(storage: Storage, options: OpenOptions) -> object:
     return opened.fill(None)
 
 
-def plan(obj: object, options: SaveOptions) -> Plan:
+def plan(obj: object, options: SaveOptions) -> LaidOut:
     """Refuse: archives of checkpoints are read only."""
     raise UnsupportedError("archives of checkpoints are read only; save each checkpoint by itself")

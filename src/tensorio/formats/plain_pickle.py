@@ -28,7 +28,7 @@ from tensorio.tensors import ROW, Table
 
 if TYPE_CHECKING:
     from tensorio.pickles import Loaded
-    from tensorio.plan import Plan
+    from tensorio.plan import LaidOut
     from tensorio.storage import Storage
 
 NAME = "pickle"
@@ -129,6 +129,6 @@ def load(storage: Storage, options: OpenOptions) -> object:
     return _run(_Storages(storage, options, leased=True), options).obj
 
 
-def plan(obj: object, options: SaveOptions) -> Plan:
+def plan(obj: object, options: SaveOptions) -> LaidOut:
     """Refuse: plain pickles are not written."""
     raise UnsupportedError("plain pickles are read only; save as .pt (format 'torch_zip') instead")

@@ -131,7 +131,7 @@ def plan(obj: object, options: SaveOptions) -> FlatPlan:
     """Lay out a mapping of names to tensors, as the reference orders them: by dtype, widest first, then by name."""
     from tensorio.formats._items import items_of  # needs NumPy, which reading headers does not
 
-    return plan_items(items_of(obj), options)
+    return plan_items(items_of(obj, options.fetch), options)
 
 
 def plan_items(items: Items, options: SaveOptions) -> FlatPlan:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tensorio.formats._base import OpenOptions, SaveOptions, StoredRecord
-    from tensorio.plan import Plan
+    from tensorio.plan import LaidOut
     from tensorio.storage import Storage
 
 NAME = "torch_export"
@@ -273,6 +273,6 @@ def load(storage: Storage, options: OpenOptions) -> object:
     return opened.fill(None)
 
 
-def plan(obj: object, options: SaveOptions) -> Plan:
+def plan(obj: object, options: SaveOptions) -> LaidOut:
     """Refuse: a program can't be made of its weights."""
     raise UnsupportedError("a .pt2 can't be written without its program; save as .pt or .safetensors")

@@ -16,7 +16,7 @@ from tensorio.formats._stream import Stream, is_stream, located, read_stream, re
 from tensorio.tensors import ROW, Table
 
 if TYPE_CHECKING:
-    from tensorio.plan import Plan
+    from tensorio.plan import LaidOut
     from tensorio.storage import Storage
 
 NAME = "torch_legacy"
@@ -89,6 +89,6 @@ def _decoded(storage: Storage, stream: Stream, writable: bool) -> Decoded:
     return Decoded(lambda record: stream.loaded.mentioned[record].nbytes, read, swapped=True, writable=writable)
 
 
-def plan(obj: object, options: SaveOptions) -> Plan:
+def plan(obj: object, options: SaveOptions) -> LaidOut:
     """Refuse: nothing writes this format any more."""
     raise UnsupportedError("legacy torch files are read only; save as .pt (format 'torch_zip') instead")

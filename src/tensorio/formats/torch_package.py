@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from tensorio.formats._base import OpenOptions, SaveOptions, StoredRecord
     from tensorio.pickles import Rules
-    from tensorio.plan import Plan
+    from tensorio.plan import LaidOut
     from tensorio.storage import Storage
 
 NAME = "torch_package"
@@ -134,6 +134,6 @@ def load(storage: Storage, options: OpenOptions) -> object:
     return layout.tree(layout.pickles.fill(None))
 
 
-def plan(obj: object, options: SaveOptions) -> Plan:
+def plan(obj: object, options: SaveOptions) -> LaidOut:
     """Refuse: packages are read only."""
     raise UnsupportedError("packages of torch.package are read only; save as .pt")

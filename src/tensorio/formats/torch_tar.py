@@ -34,7 +34,7 @@ from tensorio.values import TorchTag
 
 if TYPE_CHECKING:
     from tensorio.pickles import Loaded
-    from tensorio.plan import Plan
+    from tensorio.plan import LaidOut
     from tensorio.storage import Storage
 
 NAME = "torch_tar"
@@ -289,6 +289,6 @@ def load(storage: Storage, options: OpenOptions) -> object:
     return _filled(_Layout(storage, options), None)
 
 
-def plan(obj: object, options: SaveOptions) -> Plan:
+def plan(obj: object, options: SaveOptions) -> LaidOut:
     """Refuse: nothing writes this format any more."""
     raise UnsupportedError("tar torch files are read only; save as .pt (format 'torch_zip') instead")

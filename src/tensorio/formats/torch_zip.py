@@ -154,7 +154,7 @@ def plan(obj: object, options: SaveOptions) -> ZipPlan:
 
     payloads = Payloads()
     data, _, payloads.addresses, payloads.sizes, payloads.keep, made = _pickler.dumps(
-        obj, compact=options.compact, exact=options.exact
+        obj, compact=options.compact, exact=options.exact, fetch=options.fetch
     )
     payloads.makers = {i: partial(c_order, odd, native) for i, odd in made.items()}
     return _archive(data, payloads, options)
@@ -197,7 +197,7 @@ def _archive(data: bytes, payloads: Payloads, options: SaveOptions) -> ZipPlan:
     texts = (data, b"1", b"%d" % align, sys.byteorder.encode())
     head = [(f"{prefix}/{name}", text) for name, text in zip(HEAD, texts, strict=True)]
     tail = [(f"{prefix}/{name}", text) for name, text in zip(TAIL, (b"3\n", bytes(ID_DIGITS)), strict=True)]
-    return ZipPlan(head, f"{prefix}/data/", payloads, tail, align, last=lambda crcs: serialization_id(data, crcs))
+    return ZipPlan(head, f"{prefix}/data/", payloads, tail, align, last=partial(serialization_id, data))
 
 
 def prefix_for(name: str | None) -> str:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tensorio.formats._base import OpenOptions, SaveOptions, StoredRecord
-    from tensorio.plan import Plan
+    from tensorio.plan import LaidOut
     from tensorio.storage import Storage
 
 NAME = "torchscript"
@@ -197,6 +197,6 @@ def _arrays_of(opened: Opened) -> Sequence[object]:
     return _arrays.views(opened.table.rows, opened.table.dims, [storage.lease() for storage in opened.storages])
 
 
-def plan(obj: object, options: SaveOptions) -> Plan:
+def plan(obj: object, options: SaveOptions) -> LaidOut:
     """Refuse: a script module can't be made of its weights."""
     raise UnsupportedError("TorchScript can't be written without its code; save as .pt or .safetensors")
