@@ -20,6 +20,7 @@ import tensorio
 from tensorio.errors import HeaderError, LimitError, TensorMismatchError, UnsupportedError
 from tensorio.tp import Cut, Rule, Rules, config_of, cut_of, preset, presets, rules_of
 from tensorio.tp._cuts import rows_of
+from tensorio.tp._patterns import Pattern
 
 Array = np.ndarray[Any, Any]
 
@@ -61,7 +62,29 @@ def test_double_star_is_any_number_of_levels(levels: list[str]) -> None:
         for j in range(i, len(levels) + 1):
             pattern = ".".join([*levels[:i], "**", *levels[j:]])
             rule = Rule(pattern)
-            assert (rule.regex.fullmatch(name) is not None) == (j < len(levels) or i < len(levels)), pattern
+            assert rule.matcher.fits(name) == (j < len(levels) or i < len(levels)), pattern
+
+
+WORDS = st.sampled_from(["a", "b", ".", "*", "?", "**.", "{a,ab}", "{,.b}", "*a", "."])
+
+
+@given(st.lists(WORDS, max_size=7), st.text("ab.", max_size=9), st.booleans())
+def test_both_ways_of_matching_agree(words: list[str], name: str, open_end: bool) -> None:
+    text = re.sub(r"(?<![.*])\*\*\.", ".**.", "".join(words)) + (".**" if open_end else "")
+    try:
+        pattern = Pattern(text)
+    except ValueError:
+        return
+    pattern._regex = None
+    assert pattern.fits(name) == (re.fullmatch(pattern._expression, name) is not None), text
+
+
+def test_pattern_of_many_wildcards_does_not_hang() -> None:
+    name = "a" * 999 + "c"
+    assert not Rule("*a" * 50 + "b").matcher.fits(name)
+    assert Rule("*a" * 50 + "*").matcher.fits(name)
+    assert not Rule("{a,aa}" * 50 + "b").matcher.fits(name)
+    assert not Rule("**." * 50 + "b").matcher.fits("a." * 499 + "c")
 
 
 def test_name_longer_than_any_real_one_is_refused_at_once() -> None:

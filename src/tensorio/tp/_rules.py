@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tensorio.errors import TensorMismatchError, escaped
+from tensorio.tp._patterns import Pattern
 
 __all__ = ["ACTIONS", "DEFAULTS", "Resolved", "Rule", "Rules"]
 
 ACTIONS = ("cut", "replicate", "rank0", "skip")
 DEFAULTS = ("error", "replicate", "skip")
-# Longer names are nobody's; matching costs up to the square of their length.
+# Longer names are nobody's; matching may cost the square of their length.
 NAME_MAX = 1024
 LISTED = 5  # names in a message
 # Of one tensor; those in use have three. Each rank has a piece of each, and a group has up to 1024 ranks.
@@ -60,10 +61,10 @@ class Rule:
     heads: tuple[int, ...] = ()
     pad_to: int = 0
     optional: bool = False
-    regex: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    matcher: Pattern = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "regex", _regex(self.pattern))
+        object.__setattr__(self, "matcher", Pattern(self.pattern))
         if self.action not in ACTIONS:
             raise ValueError(
                 f"{self._named} expected one of {', '.join(ACTIONS)} or a dimension, found {self.action!r}"
@@ -210,7 +211,7 @@ class Rules(Sequence[Rule]):
         """Return the rule for a name; None if no rule fits."""
         if len(fqn) > NAME_MAX:
             raise TensorMismatchError(f"rules are for names of at most {NAME_MAX} characters", record=fqn)
-        return next((rule for rule in self._rules if rule.regex.fullmatch(fqn)), None)
+        return next((rule for rule in self._rules if rule.matcher.fits(fqn)), None)
 
     def resolve(self, fqns: Iterable[str], default: str = "error") -> Resolved:
         """Find each tensor's rule.
@@ -248,7 +249,7 @@ class Rules(Sequence[Rule]):
         idle = [rule for rule, count in counts.items() if not count and not rule.optional]
         if not idle:
             return
-        hidden = [rule.pattern for rule in idle if any(map(rule.regex.fullmatch, names))]
+        hidden = [rule.pattern for rule in idle if any(map(rule.matcher.fits, names))]
         why = f" (earlier rules take what {_listed(hidden)} fits)" if hidden else ""
         raise TensorMismatchError(
             f"{len(idle)} of {len(self)} rules match no tensor: {_listed([r.pattern for r in idle])}{why}; "
@@ -319,33 +320,3 @@ def _looked_up(pattern: str, keys: list[str], config: Mapping[str, Any] | None) 
         f"rule {escaped(pattern)}: needs the number {escaped(' or '.join(keys))} of the model's config.json, which "
         f"{'is not given' if config is None else 'has none'}; give it as config={{{keys[0]!r}: ...}}"
     )
-
-
-# -------------------------------------------------------------------------- patterns
-
-
-def _regex(pattern: str) -> re.Pattern[str]:
-    """A pattern as a regular expression, for `fullmatch`."""
-    out, i = [], 0
-    while i < len(pattern):
-        step, i = _step(pattern, i)
-        out.append(step)
-    return re.compile("".join(out), re.DOTALL)
-
-
-def _step(pattern: str, i: int) -> tuple[str, int]:
-    """What the pattern has at a place, and the place behind it."""
-    char = pattern[i]
-    if pattern.startswith("**", i):
-        if (i and pattern[i - 1] != ".") or pattern[i + 2 : i + 3] not in ("", "."):
-            raise ValueError(f"pattern {escaped(pattern)}: ** stands for whole levels, between dots")
-        if i + 2 < len(pattern):
-            return r"(?:[^.]+\.)*", i + 3
-        return ".+" if i else ".*", i + 2
-    if char == "{":
-        end = pattern.find("}", i)
-        inner = pattern[i + 1 : end]
-        if end < 0 or "{" in inner:
-            raise ValueError(f"pattern {escaped(pattern)}: {{ without its }}")
-        return f"(?:{'|'.join(map(re.escape, inner.split(',')))})", end + 1
-    return {"*": "[^.]*", "?": "[^.]"}.get(char, re.escape(char)), i + 1
