@@ -93,7 +93,7 @@ def made_folder(folder: str, name: str, mode: int) -> Iterator[str]:
     def make(path: str) -> int:
         os.mkdir(path, mode)
         try:
-            return os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)) if os.name == "posix" else -1
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if os.name == "posix" else -1
         except OSError:
             os.rmdir(path)
             raise

@@ -1,0 +1,107 @@
+"""All that writes checkpoints, in one table: a new writer is a line, and every campaign runs on it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors.numpy
+import safetensors.torch
+import torch
+
+import tensorio
+import tensorio.safetensors.torch
+import tensorio.torch
+
+
+class Version(NamedTuple):
+    """One of two checkpoints: in memory, and in files for those who convert."""
+
+    arrays: dict[str, Any]
+    files: dict[str, Path]  # by suffix
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        return {name: torch.from_numpy(array) for name, array in self.arrays.items()}
+
+
+def versions(folder: Path, nbytes: int = 1 << 20) -> tuple[Version, Version]:
+    """Two checkpoints of the same names, of another length, with no byte range in common."""
+    return _version(folder, "old", nbytes, 1), _version(folder, "new", nbytes * 5 // 4, 2)
+
+
+def _version(folder: Path, name: str, nbytes: int, seed: int) -> Version:
+    rng = np.random.default_rng(seed)
+    count = max(64, nbytes // 4 // 512 * 8)
+    arrays: dict[str, Any] = {"w": rng.random((count, 64), "f4"), "v": rng.random((16, 64), "f4")}
+    arrays |= {f"b{i}": rng.random(100, "f4") for i in range(20)}
+    files = {suffix: folder / f"{name}{suffix}" for suffix in (".pt", ".safetensors")}
+    torch.save({k: torch.from_numpy(a) for k, a in arrays.items()}, files[".pt"])
+    safetensors.numpy.save_file(arrays, files[".safetensors"])
+    return Version(arrays, files)
+
+
+class Writer(NamedTuple):
+    """Writes a version to a path."""
+
+    name: str
+    target: str  # file or folder
+    write: Callable[[Version, Path], object]
+    promises: bool = True  # all or nothing
+    durable: bool = True  # and on the disk once it has returned
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a checkpoint, or all of a folder, by the reference tools."""
+    if path.is_dir():
+        # What is there beside the checkpoint's own files is read as bytes.
+        return {f"{p.name}:{k}": a for p in sorted(path.iterdir()) for k, a in read(p).items()}
+    if path.suffix == ".safetensors":
+        return {k: _array(t) for k, t in safetensors.torch.load_file(path).items()}
+    if path.suffix in (".pt", ".bin"):
+        return {k: _array(t) for k, t in torch.load(path, weights_only=True).items()}
+    return {"": np.frombuffer(path.read_bytes(), "u1")}
+
+
+def _array(tensor: Any) -> Any:
+    return tensor.numpy()
+
+
+def digest(tensors: dict[str, Any]) -> str:
+    """Tell checkpoints apart by names, dtypes, shapes and the SHA-256 of all bytes."""
+    rows = [
+        f"{name} {array.dtype} {array.shape} {hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()}"
+        for name, array in sorted(tensors.items())
+    ]
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
+def _shard(version: Version, path: Path) -> None:
+    tensorio.shard(version.files[".safetensors"], path, tp=2, rules={"w": 0}, default="replicate", overwrite=True)
+
+
+WRITERS = {
+    writer.name: writer
+    for writer in [
+        Writer("save .pt", "model.pt", lambda v, path: tensorio.save(v.arrays, path)),
+        Writer("save .safetensors", "model.safetensors", lambda v, path: tensorio.save(v.arrays, path)),
+        Writer("convert", "model.safetensors", lambda v, path: tensorio.convert(v.files[".pt"], path)),
+        Writer("recover", "model.pt", lambda v, path: tensorio.recover(v.files[".pt"], path)),
+        Writer("shard", "ranks", _shard),
+        Writer("tensorio.torch.save", "model.pt", lambda v, path: tensorio.torch.save(v.tensors, path), durable=False),
+        Writer("tensorio.safetensors", "model.safetensors",
+               lambda v, path: tensorio.safetensors.torch.save_file(v.tensors, path), durable=False),
+    ]
+}  # fmt: skip
+# For comparison, in the long run.
+PEERS = {
+    writer.name: writer
+    for writer in [
+        Writer("torch.save", "model.pt", lambda v, path: torch.save(v.tensors, path), False, False),
+        Writer("safetensors save_file", "model.safetensors",
+               lambda v, path: safetensors.torch.save_file(v.tensors, path), False, False),
+    ]
+}  # fmt: skip
