@@ -15,6 +15,7 @@ from tensorio._api_tp import ranked, shard, unshard
 from tensorio._version import __version__
 from tensorio.allowing import allow
 from tensorio.checkpoint._checkpoint import Checkpoint
+from tensorio.checkpoint._finite import NonFinite, check_finite
 from tensorio.checkpoint._prefetch import Prefetch
 from tensorio.checkpoint._ranked import RankView
 from tensorio.checkpoint._recover import Loss, Recovery
@@ -27,6 +28,7 @@ from tensorio.errors import (
     HeaderError,
     LimitError,
     NameTakenError,
+    NonFiniteError,
     NotPublishedError,
     PublicationError,
     TensorIOError,
@@ -72,6 +74,8 @@ __all__ = [
     "MetaTensor",
     "NameTakenError",
     "NestedTensor",
+    "NonFinite",
+    "NonFiniteError",
     "NotPublishedError",
     "Opaque",
     "Prefetch",
@@ -103,6 +107,7 @@ __all__ = [
     "__version__",
     "allow",
     "attach",
+    "check_finite",
     "convert",
     "guard",
     "identify",

@@ -109,6 +109,7 @@ def load(
     encoding: str | None = None,
     strict: bool = False,
     verify: bool = False,
+    check_finite: bool = False,
     progress: Progress | None = None,
 ) -> Any:
     """Return what was saved, with NumPy arrays at the tensors.
@@ -118,6 +119,8 @@ def load(
     names : iterable of str, optional
         Full dotted names of the tensors wanted; the rest of what was saved is
         dropped.
+    check_finite : bool
+        Refuse NaN and infinity: reads all tensors that are returned.
     progress : callable, optional
         Called as ``progress(done, total)`` in bytes, with ``mmap=False`` or
         ``verify=True``.
@@ -134,14 +137,21 @@ def load(
 
     Raises
     ------
-    See `open`; `TensorNotFoundError` for a name that is not there.
+    See `open`; `TensorNotFoundError` for a name that is not there; `NonFiniteError`.
     """
     options = reading_options(writable, unknown, allow, strict, encoding)
     if names is None and not verify:
-        return load_file(path, format=format, mmap=mmap, progress=progress, options=OpenOptions(**options))
-    checkpoint = open_checkpoint(path, format=format, mmap=mmap, verify=verify, progress=progress, **options)
-    with checkpoint:
-        return checkpoint.tree() if names is None else _selected(checkpoint, names)
+        loaded = load_file(path, format=format, mmap=mmap, progress=progress, options=OpenOptions(**options))
+    else:
+        checkpoint = open_checkpoint(path, format=format, mmap=mmap, verify=verify, progress=progress, **options)
+        with checkpoint:
+            loaded = checkpoint.tree() if names is None else _selected(checkpoint, names)
+    if check_finite:
+        from tensorio.checkpoint._finite import require_finite
+
+        with error_context(path=formats.target_name(path)):
+            require_finite(loaded, "nothing is returned")
+    return loaded
 
 
 def _selected(checkpoint: Checkpoint, names: Iterable[str]) -> Any:

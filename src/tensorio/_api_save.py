@@ -71,7 +71,7 @@ def save(
     readback : bool
         Not available yet; must be False.
     check_finite : bool
-        Not available yet; must be False.
+        Refuse NaN and infinity, before anything is written: costs a read of memory.
     durable : bool
         Sync file and folder to disk before returning.
     progress : callable, optional
@@ -88,6 +88,8 @@ def save(
         From the system; the old file is as it was, and no temporary is left.
     UnsupportedError, TensorMismatchError
         The format can't hold something in `obj`.
+    NonFiniteError
+        With ``check_finite=True``: ``.found`` has every such tensor.
 
     Notes
     -----

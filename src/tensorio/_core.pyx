@@ -34,6 +34,7 @@ cdef enum:
 cdef array.array _Q = _array.array("q")
 
 tio_crc32_init()
+tio_match_init()
 
 ZIP_ALIGN = TIO_ZIP_ALIGN
 ZIP_ALIGN_MAX = TIO_ZIP_ALIGN_MAX
@@ -235,6 +236,54 @@ def crc32_with(str variant, buffer, uint32_t value=0):
                 value = fn(value, data.ptr, data.nbytes)
             return value
     raise ValueError(f"no CRC-32 variant {variant!r} on this CPU")
+
+
+# ------------------------------------------------------- elements not finite
+
+def match_find(uintptr_t address, size_t count, unsigned width, uint64_t mask, uint64_t pattern):
+    """Return the index of the first element for which ``element & mask == pattern``; `count` if there is none.
+
+    Parameters
+    ----------
+    address : int
+        Of `count` elements of `width` bytes (1, 2, 4 or 8) in native byte order; the
+        caller keeps their memory alive.
+
+    Notes
+    -----
+    At memory speed; releases the GIL.
+    """
+    cdef size_t found
+    with nogil:
+        found = tio_match_find(<const uint8_t *> address, count, width, mask, pattern)
+    return found
+
+
+def match_count(uintptr_t address, size_t count, unsigned width, uint64_t mask, uint64_t pattern):
+    """Return how many of the elements match; see `match_find`."""
+    cdef size_t found
+    with nogil:
+        found = tio_match_count(<const uint8_t *> address, count, width, mask, pattern)
+    return found
+
+
+def match_variants():
+    """Return the names of the variants of `match_find` this CPU can run, portable first (for tests)."""
+    return [tio_match_variant_name(i).decode() for i in range(tio_match_variant_count())
+            if tio_match_variant_usable(i)]
+
+
+def match_with(str variant, uintptr_t address, size_t count, unsigned width, uint64_t mask, uint64_t pattern):
+    """Like `match_find` with a named variant (for tests and benches)."""
+    cdef tio_match_fn fn
+    cdef int i
+    for i in range(tio_match_variant_count()):
+        if tio_match_variant_usable(i) and tio_match_variant_name(i).decode() == variant:
+            fn = tio_match_variant(i)
+            with nogil:
+                count = fn(<const uint8_t *> address, count, width, mask, pattern)
+            return count
+    raise ValueError(f"no variant {variant!r} on this CPU")
 
 
 # -------------------------------------------------------------- safetensors

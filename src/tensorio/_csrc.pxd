@@ -55,6 +55,17 @@ cdef extern from "crc32.h" nogil:
     tio_crc32_fn tio_crc32_variant(int row)
     const char *tio_crc32_chosen()
 
+cdef extern from "finite.h" nogil:
+    void tio_match_init()
+    size_t tio_match_find(const uint8_t *buf, size_t count, unsigned width, uint64_t mask, uint64_t pattern)
+    size_t tio_match_count(const uint8_t *buf, size_t count, unsigned width, uint64_t mask, uint64_t pattern)
+    ctypedef size_t (*tio_match_fn)(const uint8_t *buf, size_t count, unsigned width, uint64_t mask, uint64_t pattern)
+    int tio_match_variant_count()
+    const char *tio_match_variant_name(int row)
+    int tio_match_variant_usable(int row)
+    tio_match_fn tio_match_variant(int row)
+    const char *tio_match_chosen()
+
 cdef extern from "json.h" nogil:
     ctypedef struct tio_json_token:
         int type

@@ -13,6 +13,7 @@
       UnsafePickleError (pickle.UnpicklingError)
       TensorNotFoundError (KeyError)
       TensorMismatchError (ValueError)
+      NonFiniteError (ValueError)     NaN or infinity where only finite numbers were asked for
       PublicationError                something published to other processes can't be had, or not under that name
         NotPublishedError (LookupError)   nobody publishes it, or no longer
         NameTakenError                somebody else publishes under that name
@@ -37,6 +38,7 @@ __all__ = [
     "HeaderError",
     "LimitError",
     "NameTakenError",
+    "NonFiniteError",
     "NotPublishedError",
     "PublicationError",
     "TensorIOError",
@@ -185,6 +187,20 @@ class TensorNotFoundError(TensorIOError, KeyError):
 
 class TensorMismatchError(TensorIOError, ValueError):
     """A tensor does not fit what the caller gave or asked for."""
+
+
+class NonFiniteError(TensorIOError, ValueError):
+    """NaN or infinity in tensors that were asked to be finite.
+
+    Attributes
+    ----------
+    found : tuple of NonFinite
+        Every such tensor: its name, the index of the first such element, how many.
+    """
+
+    def __init__(self, message: str = "", *, found: Sequence[object] = (), **where: object) -> None:
+        super().__init__(message, **where)  # type: ignore[arg-type]
+        self.found = tuple(found)
 
 
 class PublicationError(TensorIOError):

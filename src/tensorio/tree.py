@@ -13,6 +13,7 @@ from typing import Any
 
 from tensorio import modules
 from tensorio._unpickler import Leaf
+from tensorio.arraylike import is_tensor
 from tensorio.errors import LimitError
 from tensorio.kinds import TensorKind
 from tensorio.values import Device, Opaque, Size
@@ -77,6 +78,8 @@ def children(node: object) -> Iterator[tuple[Path, object]] | None:
         return None
     if type(node) is Opaque:
         return _opaque_children(node)
+    if is_tensor(node):  # some have attributes
+        return None
     if isinstance(node, TensorKind):
         parts = node.parts()
         return (((key,), child) for key, child in parts.items()) if parts else None

@@ -22,6 +22,7 @@ TREE = {
     "UnsafePickleError": (tensorio.TensorIOError, pickle.UnpicklingError),
     "TensorNotFoundError": (tensorio.TensorIOError, KeyError),
     "TensorMismatchError": (tensorio.TensorIOError, ValueError),
+    "NonFiniteError": (tensorio.TensorIOError, ValueError),
     "PublicationError": (tensorio.TensorIOError,),
     "NotPublishedError": (tensorio.PublicationError, LookupError),
     "NameTakenError": (tensorio.PublicationError,),

@@ -25,6 +25,8 @@ NAMES = [
     "MetaTensor",
     "NameTakenError",
     "NestedTensor",
+    "NonFinite",
+    "NonFiniteError",
     "NotPublishedError",
     "Opaque",
     "Prefetch",
@@ -56,6 +58,7 @@ NAMES = [
     "__version__",
     "allow",
     "attach",
+    "check_finite",
     "convert",
     "guard",
     "identify",
@@ -77,7 +80,7 @@ NAMES = [
 
 SIGNATURES = {
     "load": "path, *, format=None, mmap='auto', writable=False, names=None, unknown='error', allow=(), "
-            "encoding=None, strict=False, verify=False, progress=None",
+            "encoding=None, strict=False, verify=False, check_finite=False, progress=None",
     "open": "path, *, format=None, mmap='auto', writable=False, unknown='error', allow=(), encoding=None, "
             "strict=False, verify=False",
     "save": "obj, path, *, format=None, metadata=None, align=None, compact=False, max_shard_size=None, include=None, "
@@ -88,6 +91,7 @@ SIGNATURES = {
     "recover": "src, dst, *, format=None, raw=False, keep_damaged=False, unknown='error', allow=(), encoding=None, "
                "durable=True, progress=None",
     "verify": "path, *, progress=None",
+    "check_finite": "source",
     "scan": "path, *, allow=(), progress=None",
     "publish": "source, name=None, *, format=None, huge_pages=False, dequantize=False, mode=384, persistent=False, "
                "replace=False, exist_ok=False, timeout=None, unknown='error', allow=(), progress=None",

@@ -22,7 +22,7 @@ __all__ = ["SaveJob", "SaveRequest", "Saved", "prepare", "save_object"]
 
 Progress = Callable[[int, int], object]
 
-_REFUSED = ("max_shard_size", "include", "exclude", "base", "digests", "manifest", "readback", "check_finite")
+_REFUSED = ("max_shard_size", "include", "exclude", "base", "digests", "manifest", "readback")
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,10 @@ def prepare(obj: Any, path: Any, request: SaveRequest, fetch: Callable[[Any], An
     for option in _REFUSED:
         if getattr(request, option) not in (None, False):
             raise UnsupportedError(f"{option}= is not available in this version")
+    if request.check_finite:
+        from tensorio.checkpoint._finite import require_finite
+
+        require_finite(obj, "nothing was written")
     metadata = None if request.metadata is None else dict(request.metadata)
     chosen = formats.for_target(path, request.format)
     name = formats.target_name(path)

@@ -1,0 +1,171 @@
+"""NaN and infinity: what is found in every type, and what saves, loads and refuses."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tensorio
+from tensorio import NonFinite
+from tensorio.checkpoint import _finite
+from tensorio.dtypes import DTYPES, numpy_dtype
+
+torch = pytest.importorskip("torch")
+
+FLOATS = ["float16", "float32", "float64", *(f"ml_dtypes:{d.name}" for d in DTYPES if d.numpy.startswith("ml_dtypes"))]
+EVERY_BYTE = np.arange(256, dtype=np.uint8)
+
+
+def counted(array: np.ndarray) -> tuple[int, int, int] | None:
+    """First index, NaNs and infinities, as NumPy sees them."""
+    with np.errstate(invalid="ignore"):
+        bad = ~np.isfinite(array)
+        if not bad.any():
+            return None
+        return int(np.flatnonzero(bad)[0]), int(np.isnan(array).sum()), int(np.isinf(array).sum())
+
+
+def found(source: Any) -> dict[str, tuple[int, int, int]]:
+    return {bad.name: (bad.first, bad.nan, bad.infinite) for bad in tensorio.check_finite(source)}
+
+
+@pytest.mark.parametrize("name", [n.rpartition(":")[2] for n in FLOATS])
+def test_every_value_of_a_type_is_told_as_numpy_tells_it(name: str) -> None:
+    """All bit patterns of the 8- and 16-bit types, a sample of the wider ones."""
+    dtype = numpy_dtype(name)
+    if dtype.itemsize == 1:
+        bits = EVERY_BYTE
+    elif dtype.itemsize == 2:
+        bits = np.arange(1 << 16, dtype=np.uint16).view(np.uint8)
+    else:
+        exponents = np.arange(1 << 16, dtype=np.uint16)
+        wide = np.zeros((1 << 16, dtype.itemsize // 2), np.uint16)
+        wide[:, -1] = exponents
+        wide[1::2, 0] = 1
+        bits = wide.reshape(-1).view(np.uint8)
+    values = bits.view(dtype)
+    assert found({"w": values}).get("w") == counted(values)
+    for start in range(0, 256, 37):
+        assert found({"w": values[start:]}).get("w") == counted(values[start:])
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_parts_of_complex_numbers_count_singly(dtype: str) -> None:
+    values = np.zeros(9, dtype)
+    values[4] = complex(0, np.nan)
+    values[7] = complex(np.inf, -np.inf)
+    assert found([values]) == {"0": (4, 1, 2)}
+
+
+def test_half_complex_numbers_are_looked_at() -> None:
+    halves = np.zeros(6, np.float16)
+    halves[3] = np.inf
+    assert found({"c": halves.view(numpy_dtype("complex32"))}) == {"c": (1, 0, 1)}
+
+
+def test_integers_and_booleans_are_passed_over() -> None:
+    assert tensorio.check_finite({"i": np.full(100, -1, np.int64), "b": np.ones(100, bool)}) == []
+
+
+@pytest.mark.parametrize("change", [
+    lambda a: a[:, ::2], lambda a: a.T, lambda a: a[::-1], lambda a: a.astype(a.dtype.newbyteorder()),
+    lambda a: np.broadcast_to(a, (3, *a.shape)), lambda a: a[5, 6], lambda a: a[:0],
+], ids=["strided", "transposed", "backwards", "foreign", "broadcast", "scalar", "empty"])  # fmt: skip
+def test_arrays_are_looked_at_however_they_lie(change: Any) -> None:
+    values = np.zeros((50, 40), np.float32)
+    values[5, 6] = np.nan
+    values[20, 30] = np.inf
+    array = np.asarray(change(values))
+    assert found({"w": array}).get("w") == counted(array)
+
+
+def test_a_large_strided_array_is_counted_over_its_pieces() -> None:
+    values = np.zeros((3000, 400), np.float32)
+    values[1, 2] = values[2999, 398] = np.nan
+    assert found([values[:, ::2]]) == {"0": (1 * 200 + 1, 2, 0)}
+
+
+def test_parts_of_a_long_tensor_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_finite, "PART", 4096)
+    monkeypatch.setattr(_finite, "TASK", 8192)
+    monkeypatch.setattr(_finite, "THREADS_FROM", 0)
+    values = np.zeros(10_000, np.float32)
+    values[[3000, 3001, 9999]] = np.nan, np.inf, -np.inf
+    many = {f"t{i}": np.full(3, np.nan if i % 7 == 0 else 1.0) for i in range(50)}
+    assert found({"long": values, **many}) == {
+        "long": (3000, 1, 2),
+        **{f"t{i}": (0, 3, 0) for i in range(0, 50, 7)},
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_torch_tensors_of_all_sorts() -> None:
+    nan = float("nan")
+    sparse = torch.eye(4).mul(nan).to_sparse()
+    tensors = {
+        "plain": torch.tensor([1.0, nan]),
+        "bf16": torch.tensor([1.0, 2.0, float("inf")], dtype=torch.bfloat16),
+        "parameter": torch.nn.Parameter(torch.tensor([nan, nan])),
+        "strided": torch.tensor([[1.0, nan], [2.0, 3.0]]).T,
+        "float8": torch.tensor([1.0, nan]).to(torch.float8_e4m3fn),
+        "conj": torch.tensor([1 + 1j, complex(0, nan)]).conj(),
+        "sparse": sparse,
+        "csr": torch.tensor([[1.0, nan]]).to_sparse_csr(),
+        "fine": torch.ones(5),
+        "meta": torch.ones(3, device="meta"),
+        "ints": torch.ones(3, dtype=torch.int32),
+    }
+    assert found(tensors) == {
+        "plain": (1, 1, 0), "bf16": (2, 0, 1), "parameter": (0, 2, 0), "strided": (2, 1, 0), "float8": (1, 1, 0),
+        "conj": (1, 1, 0), "sparse": (0, 16, 0), "csr": (1, 1, 0),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_files_and_checkpoints(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"m.{suffix}"
+    tensorio.save({"a": np.ones(3, np.float32), "b": np.array([1, np.nan, np.inf]), "c": np.arange(3)}, path)
+    want = [NonFinite("b", 1, 1, 1)]
+    assert tensorio.check_finite(path) == want
+    assert tensorio.check_finite(path.read_bytes()) == want
+    assert tensorio.check_finite(io.BytesIO(path.read_bytes())) == want
+    with tensorio.open(path) as checkpoint:
+        assert tensorio.check_finite(checkpoint) == want
+
+
+def test_a_save_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    tensorio.save({"w": np.ones(2)}, path)
+    before = path.read_bytes()
+    with pytest.raises(tensorio.NonFiniteError, match=r"'model\.w'.*1 NaN, 0 infinite, the first at index 1") as caught:
+        tensorio.save({"model": {"w": np.array([0, np.nan])}}, path, check_finite=True)
+    assert caught.value.found == (NonFinite("model.w", 1, 1, 0),)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+    tensorio.save({"w": np.zeros(2)}, path, check_finite=True)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_load_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    tensorio.save({"good": np.ones(2), "bad": np.array([np.inf])}, path)
+    with pytest.raises(tensorio.NonFiniteError, match="'bad'") as caught:
+        tensorio.load(path, check_finite=True)
+    assert caught.value.path == str(path)
+    assert tensorio.load(path, names=["good"], check_finite=True)["good"].sum() == 2
+
+
+def test_the_message_names_a_few_and_counts_the_rest(tmp_path: Path) -> None:
+    with pytest.raises(tensorio.NonFiniteError, match="and 7 more tensors") as caught:
+        tensorio.save({f"{i}": np.array([np.nan]) for i in range(10)}, tmp_path / "m.pt", check_finite=True)
+    assert len(str(caught.value)) <= 500
+    assert len(caught.value.found) == 10
+
+
+def test_bfloat16_without_ml_dtypes_being_asked_for_is_known() -> None:
+    assert found([np.array([1, np.nan], ml_dtypes.bfloat16)]) == {"0": (1, 1, 0)}
