@@ -10,6 +10,7 @@ Importing this package imports neither NumPy nor any framework.
 
 from tensorio import tp
 from tensorio._api import identify, load, open, scan, verify
+from tensorio._api_crypt import decrypt, encrypt
 from tensorio._api_save import convert, recover, save
 from tensorio._api_tp import ranked, shard, unshard
 from tensorio._version import __version__
@@ -24,6 +25,7 @@ from tensorio.checkpoint._shard import ShardReport
 from tensorio.checkpoint._verify import Report
 from tensorio.errors import (
     ChecksumError,
+    DecryptionError,
     FormatError,
     HeaderError,
     LimitError,
@@ -63,6 +65,7 @@ __all__ = [
     "ChecksumError",
     "Chunk",
     "DTensor",
+    "DecryptionError",
     "Device",
     "Extent",
     "Finding",
@@ -109,6 +112,8 @@ __all__ = [
     "attach",
     "check_finite",
     "convert",
+    "decrypt",
+    "encrypt",
     "guard",
     "identify",
     "load",

@@ -10,6 +10,8 @@ from tensorio import formats
 from tensorio.checkpoint._checkpoint import Checkpoint, load_file, open_checkpoint
 from tensorio.checkpoint._options import reading_options
 from tensorio.checkpoint._verify import Report
+from tensorio.encryption._header import is_encrypted
+from tensorio.encryption._opening import head_of
 from tensorio.errors import FormatError, UnknownFormatError, UnsupportedError, error_context
 from tensorio.formats._base import OpenOptions
 from tensorio.opening import open_storage
@@ -32,6 +34,7 @@ def open(
     encoding: str | None = None,
     strict: bool = False,
     verify: bool = False,
+    key: Any = None,
 ) -> Checkpoint:
     """Open a checkpoint without reading its payload.
 
@@ -70,6 +73,11 @@ def open(
         Accept exactly what today's reference writer writes.
     verify : bool
         Recompute the file's checksums first.
+    key : bytes, str or callable, optional
+        Of a file, or of tensors, that `encrypt` encrypted: 32 bytes;
+        ``"env:NAME"`` or ``"file:PATH"``; or a function that is called with the
+        name of the key in the file and returns one of these. A file that is
+        not encrypted is refused.
 
     Returns
     -------
@@ -80,6 +88,8 @@ def open(
     ------
     FormatError
         The bytes are wrong; see `tensorio.errors` for the kinds.
+    DecryptionError
+        Encrypted, and there is no key or not the right one; or changed since.
     UnsafePickleError
         With ``unknown="error"``; ``.globals`` has all refused names.
     TypeError, ValueError
@@ -91,9 +101,10 @@ def open(
     Notes
     -----
     Costs the header: O(number of tensors), no payload byte (for ``.pt``, at
-    most one page per record).
+    most one page per record). Of an encrypted file, the chunks of the header of
+    a ``.safetensors``, and all of any other; decrypted bytes are private memory.
     """
-    options = reading_options(writable, unknown, allow, strict, encoding)
+    options = reading_options(writable, unknown, allow, strict, encoding, key)
     return open_checkpoint(path, format=format, mmap=mmap, verify=verify, **options)
 
 
@@ -110,6 +121,7 @@ def load(
     strict: bool = False,
     verify: bool = False,
     check_finite: bool = False,
+    key: Any = None,
     progress: Progress | None = None,
 ) -> Any:
     """Return what was saved, with NumPy arrays at the tensors.
@@ -124,7 +136,7 @@ def load(
     progress : callable, optional
         Called as ``progress(done, total)`` in bytes, with ``mmap=False`` or
         ``verify=True``.
-    path, format, mmap, writable, unknown, allow, encoding, strict, verify
+    path, format, mmap, writable, unknown, allow, encoding, strict, verify, key
         See `open`.
 
     Returns
@@ -139,7 +151,7 @@ def load(
     ------
     See `open`; `TensorNotFoundError` for a name that is not there; `NonFiniteError`.
     """
-    options = reading_options(writable, unknown, allow, strict, encoding)
+    options = reading_options(writable, unknown, allow, strict, encoding, key)
     if names is None and not verify:
         loaded = load_file(path, format=format, mmap=mmap, progress=progress, options=OpenOptions(**options))
     else:
@@ -166,13 +178,13 @@ def _selected(checkpoint: Checkpoint, names: Iterable[str]) -> Any:
         return prune(fill(set(wanted.values())), [checkpoint.paths[name] for name in wanted])
 
 
-def verify(path: Any, *, progress: Progress | None = None) -> Report:
+def verify(path: Any, *, key: Any = None, progress: Progress | None = None) -> Report:
     """Check a file's structure and recompute every checksum it has, with all cores.
 
     Parameters
     ----------
-    path
-        See `open`.
+    path, key
+        See `open`. Of what is encrypted, the tag of every chunk is checked.
     progress : callable, optional
         Called as ``progress(done, total)`` in bytes.
 
@@ -187,7 +199,7 @@ def verify(path: Any, *, progress: Progress | None = None) -> Report:
     FormatError
         The structure is wrong, so that there is nothing to recompute.
     """
-    with open_checkpoint(path, unknown="opaque") as checkpoint:
+    with open_checkpoint(path, **reading_options(False, "opaque", (), False, key=key)) as checkpoint:
         return checkpoint.verify(progress=progress)
 
 
@@ -234,6 +246,8 @@ def scan(path: Any, *, allow: Iterable[str | type] = (), progress: Progress | No
 def identify(path: Any) -> str:
     """Return the name of a file's format: by its first bytes; by its suffix if they say nothing and it opens.
 
+    A file that is encrypted as a whole is ``"encrypted"``.
+
     Raises
     ------
     UnknownFormatError
@@ -242,6 +256,8 @@ def identify(path: Any) -> str:
     storage, _, name = open_storage(path)
     try:
         with error_context(path=name):
+            if is_encrypted(head_of(storage)):
+                return "encrypted"
             try:
                 return formats.of_storage(storage).NAME
             except UnknownFormatError:

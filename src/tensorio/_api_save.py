@@ -114,6 +114,7 @@ def convert(
     unknown: str = "error",
     allow: Iterable[type] = (),
     strict: bool = False,
+    key: Any = None,
     durable: bool = True,
     progress: Progress | None = None,
 ) -> list[str]:
@@ -121,8 +122,8 @@ def convert(
 
     Parameters
     ----------
-    src, unknown, allow, strict
-        See `open`.
+    src, unknown, allow, strict, key
+        See `open`; what is written is not encrypted.
     dst, durable, progress
         See `save`.
     format : str, optional
@@ -156,7 +157,7 @@ def convert(
     if max_shard_size is not None:
         raise UnsupportedError("max_shard_size= is not available in this version; write one file")
     target = formats.for_target(dst, format)
-    with open_checkpoint(src, **reading_options(False, unknown, allow, strict)) as checkpoint:
+    with open_checkpoint(src, **reading_options(False, unknown, allow, strict, key=key)) as checkpoint:
         plan, dropped = convert_checkpoint(checkpoint, target, formats.target_name(dst), rename)
         write_plan(CheckedPlan(plan, checkpoint.check_unchanged), dst, durable=durable, progress=progress)
     return dropped

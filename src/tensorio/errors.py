@@ -9,6 +9,7 @@
         HeaderError                   syntax, duplicate, overlap, gap, out of range
         ChecksumError                 stored and computed checksum differ
         LimitError                    beyond a stated safety limit
+        DecryptionError               encrypted: no key, the wrong one, or changed since
       UnsupportedError (NotImplementedError)
       UnsafePickleError (pickle.UnpicklingError)
       TensorNotFoundError (KeyError)
@@ -34,6 +35,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = [
     "ChecksumError",
+    "DecryptionError",
     "FormatError",
     "HeaderError",
     "LimitError",
@@ -154,6 +156,20 @@ class ChecksumError(FormatError):
 
 class LimitError(FormatError):
     """The file asks for more than a stated safety limit."""
+
+
+class DecryptionError(FormatError):
+    """What is encrypted can't be had: no key, the wrong one, or bytes that were changed since encryption.
+
+    Attributes
+    ----------
+    key_id : str
+        The name of the key, if the file has one for it; else empty.
+    """
+
+    def __init__(self, message: str = "", *, key_id: str = "", **where: object) -> None:
+        super().__init__(message, **where)  # type: ignore[arg-type]
+        self.key_id = key_id
 
 
 class UnsupportedError(TensorIOError, NotImplementedError):

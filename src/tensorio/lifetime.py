@@ -32,6 +32,8 @@ class Storage:
         First byte behind what a format read, if more of its kind may follow; None: all bytes are one file.
     ahead : bool
         Whether bytes are to be asked for by `read_ahead` before they are looked at, since a page fault is dear.
+    how : str
+        How its bytes come into memory, for `Checkpoint.loading`.
     """
 
     nbytes: int = 0
@@ -39,6 +41,7 @@ class Storage:
     mapped: bool = False
     used: int | None = None
     ahead: bool = False
+    how: str = "in memory as given"
 
     def __init__(self) -> None:
         self._lease: Lease | None = None
@@ -47,6 +50,10 @@ class Storage:
     def view(self) -> memoryview:
         """Return all bytes as a flat view; copies: no."""
         raise NotImplementedError
+
+    def view_for(self, offset: int, nbytes: int) -> memoryview:
+        """Return all bytes as a flat view, of which the caller looks at one range only; copies: no."""
+        return self.view()
 
     def lease(self) -> Lease:
         """Return the object that arrays over this storage keep as their base."""
@@ -59,12 +66,17 @@ class Storage:
                     self._lease = Lease(self.view(), self.writable)
         return self._lease
 
+    def lease_for(self, offset: int, nbytes: int) -> Lease:
+        """Return a lease of all bytes, for an array over one range only."""
+        self.read_ahead(offset, nbytes)
+        return self.lease()
+
     def _before_use(self) -> None:
         """Called when the headers are read and the first array is to be made."""
 
     def stream(self, offset: int, nbytes: int) -> Iterator[memoryview]:
         """Yield a range in pieces, for a reader that comes by once: memory stays flat where the bytes are mapped."""
-        yield self.view()[offset : offset + nbytes]
+        yield self.view_for(offset, nbytes)[offset : offset + nbytes]
 
     def read_ahead(self, offset: int, nbytes: int) -> None:
         """Bring a range into the page cache by large reads, unless it was before; returns when it is there."""

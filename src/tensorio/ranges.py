@@ -45,7 +45,11 @@ class RangeStorage(Storage):
         return self.whole.mapped
 
     def view(self) -> memoryview:
-        return self.whole.view()[self.offset : self.offset + self.nbytes]
+        return self.whole.view_for(self.offset, self.nbytes)[self.offset : self.offset + self.nbytes]
+
+    def view_for(self, offset: int, nbytes: int) -> memoryview:
+        whole = self.whole.view_for(self.offset + offset, nbytes)
+        return whole[self.offset : self.offset + self.nbytes]
 
     def lease(self) -> Lease:
         """Return a lease of the range; not kept, since the whole may yet be read into memory."""

@@ -18,6 +18,7 @@ TREE = {
     "HeaderError": (tensorio.FormatError,),
     "ChecksumError": (tensorio.FormatError,),
     "LimitError": (tensorio.FormatError,),
+    "DecryptionError": (tensorio.FormatError,),
     "UnsupportedError": (tensorio.TensorIOError, NotImplementedError),
     "UnsafePickleError": (tensorio.TensorIOError, pickle.UnpicklingError),
     "TensorNotFoundError": (tensorio.TensorIOError, KeyError),

@@ -49,7 +49,7 @@ RANKS: list[tuple[str, ...]] = [
         "folders",
     ),
     ("tensors", "modules", "tree", "plan", "tp"),
-    ("formats",),
+    ("formats", "encryption"),
     (
         "checkpoint",
         "scanning",
@@ -57,6 +57,7 @@ RANKS: list[tuple[str, ...]] = [
     ),
     (
         "_api",
+        "_api_crypt",
         "_api_save",
         "_api_tp",
         "cli",

@@ -14,6 +14,7 @@ NAMES = [
     "ChecksumError",
     "Chunk",
     "DTensor",
+    "DecryptionError",
     "Device",
     "Extent",
     "Finding",
@@ -60,6 +61,8 @@ NAMES = [
     "attach",
     "check_finite",
     "convert",
+    "decrypt",
+    "encrypt",
     "guard",
     "identify",
     "load",
@@ -80,17 +83,20 @@ NAMES = [
 
 SIGNATURES = {
     "load": "path, *, format=None, mmap='auto', writable=False, names=None, unknown='error', allow=(), "
-            "encoding=None, strict=False, verify=False, check_finite=False, progress=None",
+            "encoding=None, strict=False, verify=False, check_finite=False, key=None, progress=None",
     "open": "path, *, format=None, mmap='auto', writable=False, unknown='error', allow=(), encoding=None, "
-            "strict=False, verify=False",
+            "strict=False, verify=False, key=None",
     "save": "obj, path, *, format=None, metadata=None, align=None, compact=False, max_shard_size=None, include=None, "
             "exclude=None, base=None, digests=False, manifest=False, readback=False, check_finite=False, durable=True, "
             "progress=None",
     "convert": "src, dst, *, format=None, dtype=None, rename=None, max_shard_size=None, unknown='error', allow=(), "
-               "strict=False, durable=True, progress=None",
+               "strict=False, key=None, durable=True, progress=None",
     "recover": "src, dst, *, format=None, raw=False, keep_damaged=False, unknown='error', allow=(), encoding=None, "
                "durable=True, progress=None",
-    "verify": "path, *, progress=None",
+    "verify": "path, *, key=None, progress=None",
+    "encrypt": "src, dst, *, key, key_id='', tensors=None, chunk_size=1048576, old_key=None, durable=True, "
+               "progress=None",
+    "decrypt": "src, dst, *, key, durable=True, progress=None",
     "check_finite": "source",
     "scan": "path, *, allow=(), progress=None",
     "publish": "source, name=None, *, format=None, huge_pages=False, dequantize=False, mode=384, persistent=False, "

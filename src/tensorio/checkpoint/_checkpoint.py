@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tensorio import formats
 from tensorio.checkpoint._loading import check_choice, described, reads_payload, settle
 from tensorio.checkpoint._moving import Moving
+from tensorio.encryption._opening import unlocked
 from tensorio.errors import (
     FormatError,
     TensorIOError,
@@ -19,7 +20,7 @@ from tensorio.errors import (
 )
 from tensorio.formats._base import Opened, OpenOptions
 from tensorio.opening import leave_behind, open_storage
-from tensorio.storage import FileStorage, Identity, Storage
+from tensorio.storage import Identity, Storage
 from tensorio.tensors import CONJ, NEG, Infos, Table, TensorInfo
 from tensorio.tree import filled, fqns, is_kind, leaves, name_of
 
@@ -184,9 +185,8 @@ class Checkpoint(Moving):
         if table.chunk_count(row) != 1:
             raise UnsupportedError("a tensor of several chunks can't be shown as one view")
         storage = self._storage(table.storage_of(row))
-        if storage.ahead:
-            storage.read_ahead(*table.extent_of(row))
-        array: Array = self._arrays.view_row(table.rows, table.dims, row, storage.lease())
+        lease = storage.lease_for(*table.extent_of(row)) if storage.ahead else storage.lease()
+        array: Array = self._arrays.view_row(table.rows, table.dims, row, lease)
         return array
 
     @cached_property
@@ -280,9 +280,9 @@ class Checkpoint(Moving):
         return _reopen, (self._place, self._identity(), self._arguments)
 
     def _identity(self) -> Identity:
-        storage = self._storage(0)
-        assert isinstance(storage, FileStorage)
-        return storage.identity
+        found = self._storage(0).identity
+        assert isinstance(found, Identity)
+        return found
 
 
 class NamedTable(Table):
@@ -339,6 +339,7 @@ def checkpoint_of(storage: Storage, path: str | None, name: str, arguments: dict
     choices = OpenOptions(**options)
     try:
         with error_context(path=name):
+            storage, choices = unlocked(storage, choices)
             opened = formats.of_storage(storage, format, name).open(storage, choices)
             settle(storage, mmap, progress, whole=False)
             storage.check_unchanged()
@@ -359,8 +360,10 @@ def load_file(
     """Load a whole file the short way: no table, arrays at once."""
     check_choice(mmap)
     storage, _, name = open_storage(source, writable=options.writable)
+    stored = storage
     try:
         with error_context(path=name):
+            storage, options = unlocked(storage, options)
             reader = formats.of_storage(storage, format, name)
             if reads_payload(storage, mmap):
                 reader.open(storage, options)  # a bad header must not cost reading the payload
@@ -370,7 +373,7 @@ def load_file(
                 settle(storage, mmap, progress, whole=True)
             tree = reader.load(storage, options)
             storage.check_unchanged()
-        leave_behind(source, storage)
+        leave_behind(source, stored)
         return tree
     finally:
         storage.close()  # the arrays keep what they need

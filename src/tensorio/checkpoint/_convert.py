@@ -104,7 +104,7 @@ def _source(checkpoint: Checkpoint, info: TensorInfo) -> Source:
 def _extent(storage: Storage, offset: int, nbytes: int) -> Source:
     """Bytes of a storage: small ones by address, to be packed with their neighbours; others streamed."""
     if nbytes <= SMALL and not isinstance(storage, LazyStorage):
-        return storage.view()[offset : offset + nbytes]
+        return storage.view_for(offset, nbytes)[offset : offset + nbytes]
     return partial(storage.stream, offset, nbytes)
 
 

@@ -139,7 +139,7 @@ def _copies(storage: Storage, offset: int, target: memoryview) -> list[Job]:
 
 
 def _copy_bytes(storage: Storage, offset: int, target: memoryview) -> None:
-    _host.copy(target, storage.view()[offset : offset + len(target)])
+    _host.copy(target, storage.view_for(offset, len(target))[offset : offset + len(target)])
 
 
 def _reads(storage: FileStorage, parts: list[Part]) -> list[Job]:

@@ -67,7 +67,7 @@ def _fits(storage: FileStorage, progress: Progress | None) -> bool:
 def described(storage: Storage, mmap: bool | str) -> str:
     """Say how the bytes are loaded, and why; for `Checkpoint.loading`."""
     if not isinstance(storage, FileStorage):
-        return "in memory as given"
+        return storage.how
     disk = storage.disk
     if storage.ahead:
         return f"read ahead: {disk}; {FAR}"

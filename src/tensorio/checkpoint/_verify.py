@@ -9,6 +9,7 @@ from os import cpu_count
 from typing import TYPE_CHECKING, NamedTuple
 
 from tensorio import _core
+from tensorio.encryption._verify import check_tags
 from tensorio.errors import ChecksumError, HeaderError, TensorIOError, error_context
 from tensorio.formats._zip import Inflation
 
@@ -90,8 +91,13 @@ def verify_opened(opened: Opened, name: str, progress: Progress | None = None) -
     for record, found in zip(due, actual, strict=True):
         problem = found if isinstance(found, TensorIOError) else _compare(record, found)
         if problem is not None:
-            problem.path = name
             report.problems.append(problem)
+    sealed, damaged = check_tags(opened, records, progress)
+    report.checked += sealed
+    report.unchecked -= sealed
+    report.problems += damaged
+    for problem in report.problems:
+        problem.path = name
     return report
 
 
@@ -138,7 +144,8 @@ def _checksum(storages: list[Storage], record: StoredRecord, part: _Part) -> int
     storage = storages[record.storage]
     if not record.deflated:
         if part.nbytes <= SMALL:
-            return _core.crc32(storage.view()[part.offset : part.offset + part.nbytes])
+            view = storage.view_for(part.offset, part.nbytes)
+            return _core.crc32(view[part.offset : part.offset + part.nbytes])
         crc = 0
         for piece in storage.stream(part.offset, part.nbytes):
             crc = _core.crc32(piece, crc)

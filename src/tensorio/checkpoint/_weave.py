@@ -137,4 +137,4 @@ def _held(storage: Storage, offset: int, nbytes: int) -> Iterator[memoryview]:
         for _ in made:
             pass
     else:
-        yield storage.view()[offset : offset + nbytes]
+        yield storage.view_for(offset, nbytes)[offset : offset + nbytes]

@@ -11,6 +11,7 @@ import os
 from functools import cache
 from typing import cast
 
+from tensorio.encryption._opening import refuse_without_key
 from tensorio.errors import UnknownFormatError, UnsupportedError
 from tensorio.formats._base import Format
 from tensorio.formats._looks import looks_like, unknown
@@ -53,9 +54,10 @@ def of_storage(storage: Storage, name: str | None = None, path: str = "") -> For
     UnknownFormatError
         Nobody recognised it; the message says what it looks like.
     """
+    refuse_without_key(storage)
     if name is not None:
         return get(name)
-    head = bytes(storage.view()[:HEAD])
+    head = bytes(storage.view_for(0, min(HEAD, storage.nbytes))[:HEAD])
     for candidate in _NAMES:
         if get(candidate).recognises(head, storage):
             return get(candidate)

@@ -17,6 +17,7 @@ from tensorio.storage import Storage
 from tensorio.tensors import Table
 
 if TYPE_CHECKING:
+    from tensorio.encryption._keys import KeySource
     from tensorio.plan import LaidOut
 
 __all__ = ["Format", "OpenOptions", "Opened", "Room", "SaveOptions", "StoredRecord", "naming_budget"]
@@ -107,6 +108,8 @@ class OpenOptions:
         Shared by all that is within one file.
     maker : Maker or None
         Makes the tensors of what is loaded (not opened), if they are not to be arrays.
+    key : KeySource or None
+        What to decrypt with.
     tolerate : callable or None
         Is given the error of a record whose checksum differs, and tells whether to go on (files of torch's only).
     """
@@ -123,6 +126,7 @@ class OpenOptions:
     spare: int = SPARE
     room: Room = field(default_factory=Room, compare=False)
     maker: Maker | None = None
+    key: KeySource | None = None
     tolerate: Callable[[ChecksumError], bool] | None = None
 
     def rules(self, own: str = "", legacy: bool = False) -> Rules:

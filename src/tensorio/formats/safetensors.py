@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from tensorio import _core
 from tensorio.dtypes import BY_NAME
+from tensorio.encryption._tensors import has_encrypted, loaded_tensors, opened_tensors
 from tensorio.errors import HeaderError, TensorMismatchError, UnsupportedError, escaped
 from tensorio.formats._base import Opened, OpenOptions, SaveOptions, StoredRecord
 from tensorio.plan import FlatPlan
@@ -61,7 +62,7 @@ def recognises(head: bytes, storage: Storage) -> bool:
 
 def open(storage: Storage, options: OpenOptions) -> Opened:
     """Read the header; touches no payload."""
-    view = storage.view()
+    view = _header_view(storage)
     names, rows, dims, pairs, data_offset = _core.st_read(view, _CODES)
     table = Table(names, rows, dims)
     if len(table.index) != len(names):
@@ -69,20 +70,33 @@ def open(storage: Storage, options: OpenOptions) -> Opened:
     metadata = _metadata(pairs)
     if options.strict:
         _require_reference_layout(bytes(view[:data_offset]), table, pairs)
-    return Opened(NAME, table, [storage], metadata, records=lambda: _records(table))
+    opened = Opened(NAME, table, [storage], metadata, records=lambda: records_of(table))
+    return opened_tensors(opened, options) if options.key is not None or has_encrypted(metadata) else opened
 
 
 def load(storage: Storage, options: OpenOptions) -> object:
     """Return a dict of arrays in header order."""
     if options.strict:
         open(storage, options)
-    names, rows, dims, pairs, _ = _core.st_read(storage.view(), _CODES)
-    _metadata(pairs)
+    names, rows, dims, pairs, _ = _core.st_read(_header_view(storage), _CODES)
+    if options.key is not None or has_encrypted(_metadata(pairs)):
+        return loaded_tensors(open(storage, options))
     arrays = _views(rows, dims, storage)
     tensors = dict(zip(names, arrays, strict=True))
     if len(tensors) != len(names):
         raise HeaderError("duplicate tensor name", record=first_duplicate(names))
     return tensors
+
+
+def notes_of(storage: Storage) -> dict[str, str] | None:
+    """Return the notes of a file as they stand in it."""
+    return _metadata(_core.st_read(_header_view(storage), _CODES)[3])
+
+
+def _header_view(storage: Storage) -> memoryview:
+    """All bytes, of which those of the header are looked at."""
+    length = int.from_bytes(storage.view_for(0, min(8, storage.nbytes))[:8], "little")
+    return storage.view_for(0, min(8 + min(length, HEADER_MAX), storage.nbytes))
 
 
 def _views(rows: array[int], dims: array[int], storage: Storage) -> Sequence[object]:
@@ -100,7 +114,8 @@ def _metadata(pairs: list[tuple[str, str]] | None) -> dict[str, str] | None:
     return metadata
 
 
-def _records(table: Table) -> Iterator[StoredRecord]:
+def records_of(table: Table) -> Iterator[StoredRecord]:
+    """Yield a record per tensor, without a checksum: the format has none."""
     for i, name in enumerate(table.names):
         extent = table.info(i).chunks[0].extent
         yield StoredRecord(name, extent.storage, extent.offset, extent.nbytes, None, extent.nbytes)

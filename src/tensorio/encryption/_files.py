@@ -1,0 +1,185 @@
+"""Files and folders encrypted and decrypted: each appears whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensorio.encryption._header import CHUNK, MAGIC, chunk_log, is_encrypted
+from tensorio.encryption._keys import KeySource
+from tensorio.encryption._opening import NOT_ENCRYPTED, decrypted, head_of
+from tensorio.encryption._plan import copied_plan, encrypted_plan
+from tensorio.encryption._tensors import decrypted_tensors, encrypted_tensors, has_encrypted
+from tensorio.errors import DecryptionError, FormatError, TensorMismatchError, UnsupportedError, error_context, escaped
+from tensorio.folders import staged_folder
+from tensorio.formats import get, names, safetensors
+from tensorio.formats._base import Opened, OpenOptions
+from tensorio.opening import open_storage
+from tensorio.output import write_plan
+from tensorio.plan import CheckedPlan, Plan
+from tensorio.storage import Storage
+from tensorio.tp import Rules
+
+__all__ = ["Decryption", "Encryption", "process"]
+
+Progress = Callable[[int, int], object]
+
+
+@dataclass
+class Encryption:
+    """How to encrypt; see `tensorio.encrypt`."""
+
+    key: bytes
+    key_id: str = ""
+    tensors: tuple[str, ...] | None = None
+    chunk: int = CHUNK
+    old_key: KeySource | None = None
+    used: set[str] = field(default_factory=set)  # patterns that fitted a tensor
+
+    def __post_init__(self) -> None:
+        chunk_log(self.chunk)
+        Rules((pattern, "replicate") for pattern in self.tensors or ())  # says at once what is no pattern
+
+    def wants(self, name: str) -> bool:
+        """Whether a file of a folder is to be encrypted: those that have tensors, by their suffix."""
+        suffix = os.path.splitext(name)[1].lower()
+        return any(suffix in (*get(n).SUFFIXES, *get(n).OPENED_BY_SUFFIX) for n in names())
+
+    def plan(self, storage: Storage) -> Plan | None:
+        """Plan the encrypted file; None if no tensor in it is to be."""
+        storage = self._plain(storage)
+        if self.tensors is None:
+            return encrypted_plan(storage, self.key, key_id=self.key_id, chunk=self.chunk)
+        if not safetensors.recognises(head_of(storage, 4096), storage):
+            raise UnsupportedError("expected a safetensors file: of others, no single tensors can be encrypted")
+        opened = safetensors.open(storage, OpenOptions(key=self.old_key if _marked(storage) else None))
+        chosen = self._chosen(opened.table.names)
+        if not chosen:
+            return None
+        return encrypted_tensors(opened, chosen, self.key, key_id=self.key_id, chunk=self.chunk)
+
+    def _plain(self, storage: Storage) -> Storage:
+        """What is to be encrypted: the bytes of the file, or those it was made of."""
+        if is_encrypted(head_of(storage, len(MAGIC))):
+            if self.old_key is None:
+                raise DecryptionError("the file is encrypted already: to encrypt it with another key, give old_key=")
+            return decrypted(storage, self.old_key)
+        if self.old_key is not None and not _marked(storage):
+            raise DecryptionError("old_key= was given, but nothing in the file is encrypted")
+        if self.old_key is not None and self.tensors is None:
+            raise UnsupportedError("expected tensors= with a file of which tensors are encrypted; or decrypt it first")
+        if self.tensors is not None and self.old_key is None and _marked(storage):
+            raise DecryptionError("tensors of the file are encrypted already: give old_key=, too")
+        return storage
+
+    def _chosen(self, fqns: Iterable[str]) -> Collection[str]:
+        patterns = [(p, Rules([(p, "replicate")])) for p in self.tensors or ()]
+        chosen = set()
+        for fqn in fqns:
+            fitting = [p for p, rules in patterns if rules.match(fqn) is not None]
+            self.used.update(fitting)
+            if fitting:
+                chosen.add(fqn)
+        return chosen
+
+    def finish(self, done: int) -> None:
+        """Raise if a pattern fitted nothing, or nothing was encrypted."""
+        idle = [p for p in self.tensors or () if p not in self.used]
+        if idle:
+            raise TensorMismatchError(f"tensors=: expected names that fit {escaped(idle[0])}, found none")
+        if not done:
+            raise UnsupportedError("expected files of tensors in the folder, found none by their suffixes")
+
+
+@dataclass
+class Decryption:
+    """How to decrypt; see `tensorio.decrypt`."""
+
+    key: KeySource
+
+    def wants(self, name: str) -> bool:
+        """Whether a file of a folder may be encrypted: any may."""
+        return True
+
+    def plan(self, storage: Storage) -> Plan | None:
+        """Plan the decrypted file; None if nothing in it is encrypted."""
+        if is_encrypted(head_of(storage, len(MAGIC))):
+            return copied_plan(decrypted(storage, self.key))
+        if _marked(storage):
+            return decrypted_tensors(_opened(storage, self.key))
+        return None
+
+    def finish(self, done: int) -> None:
+        """Raise if nothing was decrypted."""
+        if not done:
+            raise DecryptionError(NOT_ENCRYPTED.replace("; open it without key=", ""))
+
+
+def _opened(storage: Storage, key: KeySource | None) -> Opened:
+    return safetensors.open(storage, OpenOptions(key=key))
+
+
+def _marked(storage: Storage) -> bool:
+    """Whether a file is a safetensors file of which tensors are encrypted."""
+    head = head_of(storage, 4096)
+    if not safetensors.recognises(head, storage):
+        return False
+    try:
+        return has_encrypted(safetensors.notes_of(storage))
+    except FormatError:
+        return False  # by chance, or damaged: whoever opens it says more
+
+
+def process(src: Any, dst: Any, how: Encryption | Decryption, *, durable: bool, progress: Progress | None) -> list[str]:
+    """Encrypt or decrypt a file, or the files of a folder.
+
+    Returns
+    -------
+    list of str
+        The paths that were written; empty for a file object.
+    """
+    if isinstance(src, str | os.PathLike) and os.path.isdir(src):
+        return _folder(os.fspath(src), os.fspath(dst), how, durable, progress)
+    with _planned(src, how) as (plan, made):
+        how.finish(made)
+        write_plan(plan, dst, durable=durable, progress=progress)
+    return [os.fspath(dst)] if isinstance(dst, str | os.PathLike) else []
+
+
+@contextmanager
+def _planned(src: Any, how: Encryption | Decryption, wanted: bool = True) -> Iterator[tuple[Plan, bool]]:
+    """Open a file, and plan what becomes of it, or a copy; and tell which."""
+    storage, _, name = open_storage(src)
+    try:
+        with error_context(path=name):
+            plan = how.plan(storage) if wanted else None
+            copied = copied_plan(storage) if plan is None else plan
+            yield CheckedPlan(copied, storage.check_unchanged), plan is not None
+    finally:
+        storage.close()
+
+
+def _folder(src: str, dst: str, how: Encryption | Decryption, durable: bool, progress: Progress | None) -> list[str]:
+    entries = sorted(os.listdir(src))
+    for name in entries:
+        if os.path.isdir(os.path.join(src, name)):
+            raise UnsupportedError(f"expected a folder of files, found the folder {escaped(name)} in it", path=src)
+    total = sum(os.path.getsize(os.path.join(src, name)) for name in entries)
+    before = done = 0
+
+    def step(now: int, _: int) -> None:
+        if progress is not None:
+            progress(min(before + now, total), total)
+
+    with staged_folder(dst, durable=durable) as staging:
+        for name in entries:
+            path = os.path.join(src, name)
+            with _planned(path, how, how.wants(name)) as (plan, made):
+                done += made
+                write_plan(plan, os.path.join(staging, name), durable=durable, progress=step)
+            before += os.path.getsize(path)
+        how.finish(done)
+    return [os.path.join(dst, name) for name in entries]
