@@ -17,6 +17,7 @@ from tensorio.errors import (
     UnsupportedError,
     error_context,
 )
+from tensorio.formats import safetensors
 from tensorio.formats._base import Opened, OpenOptions, naming_budget
 from tensorio.formats._decoded import BIG_ENDIAN_HOST, Decoded
 from tensorio.formats._salvage import Damaged
@@ -97,7 +98,7 @@ def remains(storage: Storage, name: str, choices: Choices, progress: Progress) -
     head = bytes(storage.view()[:HEAD])
     archive = Damaged(storage)
     if head[:4] != LOCAL:
-        if formats.get("safetensors").recognises(head, storage):
+        if safetensors.recognises(head, storage):
             return _safetensors(storage)
         if is_stream(head):
             return _torch_legacy(storage, choices.options.rules(legacy=True))
@@ -299,7 +300,7 @@ def _safetensors(storage: Storage) -> Remains:
     nbytes = length + max((int(match[1]) for match in _ENDS.finditer(header)), default=0)
     whole = arena(max(nbytes, storage.nbytes), touched=length)
     whole[:length] = header
-    opened = formats.get("safetensors").open(MemoryStorage(whole), OpenOptions())
+    opened = safetensors.open_stored(MemoryStorage(whole), OpenOptions())
     opened.storages = [storage]
     pieces = []
     for i, name in enumerate(opened.table.names):

@@ -61,7 +61,14 @@ def recognises(head: bytes, storage: Storage) -> bool:
 
 
 def open(storage: Storage, options: OpenOptions) -> Opened:
-    """Read the header; touches no payload."""
+    """Read the header; touches no payload. Encrypted tensors are shown as what they are once decrypted."""
+    opened = open_stored(storage, options)
+    encrypted = options.key is not None or has_encrypted(opened.metadata)
+    return opened_tensors(opened, options) if encrypted else opened
+
+
+def open_stored(storage: Storage, options: OpenOptions) -> Opened:
+    """Read the header; tensors that are encrypted are bytes, as they are stored."""
     view = _header_view(storage)
     names, rows, dims, pairs, data_offset = _core.st_read(view, _CODES)
     table = Table(names, rows, dims)
@@ -70,8 +77,7 @@ def open(storage: Storage, options: OpenOptions) -> Opened:
     metadata = _metadata(pairs)
     if options.strict:
         _require_reference_layout(bytes(view[:data_offset]), table, pairs)
-    opened = Opened(NAME, table, [storage], metadata, records=lambda: records_of(table))
-    return opened_tensors(opened, options) if options.key is not None or has_encrypted(metadata) else opened
+    return Opened(NAME, table, [storage], metadata, records=lambda: records_of(table))
 
 
 def load(storage: Storage, options: OpenOptions) -> object:

@@ -58,7 +58,7 @@ class File:
 
     def __init__(self, storage: Storage, name: str, path: str | None) -> None:
         self.storage, self.name, self.path = storage, name, path
-        self.opened = _format.open(storage, OpenOptions())
+        self.opened = _format.open_stored(storage, OpenOptions())
         self.table = self.opened.table
         self.metadata = self.opened.metadata
         self.index = self.table.index

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from tensorio.encryption._header import MAGIC
 from tensorio.scanning._collect import DEPTH_MAX, Trust
 from tensorio.scanning._operands import LENGTH, NO_OPCODE
 from tensorio.scanning._streams import look_pickle, look_tar_stream, starts_as_pickle
@@ -28,6 +29,7 @@ _SEALED: tuple[tuple[bytes, str], ...] = (
     (b"\x04\x22\x4d\x18", "lz4 data"),
     (b"MSCF\0\0\0\0", "a cabinet archive"),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
+    (MAGIC[:-1], "an encrypted file"),
 )
 # What holds no pickle, by its first bytes.
 _PLAIN: tuple[tuple[bytes, str], ...] = (
