@@ -70,7 +70,7 @@ def test_wrong_key_is_told_from_damage(whole: bytes) -> None:
 
 @pytest.mark.parametrize("act", [tensorio.load, tensorio.open, tensorio.verify])
 def test_no_key_is_asked_for_by_its_name(act: Any, whole: bytes) -> None:
-    with pytest.raises(tensorio.DecryptionError, match=r"encrypted.*'mine'.*give key=") as caught:
+    with pytest.raises(tensorio.DecryptionError, match=r"encrypted.*'mine'.*as key=") as caught:
         act(whole)
     assert caught.value.key_id == "mine"
 

@@ -46,7 +46,7 @@ def chosen(tmp_path: Path) -> Path:
     lambda path: tensorio.load(path, format="torch_zip"),
 ])  # fmt: skip
 def test_whole_files_are_refused_and_the_message_says_how_to_read_them(act: Callable[[Path], Any], whole: Path) -> None:
-    with pytest.raises(tensorio.DecryptionError, match="encrypted: expected a key to read it with; give key="):
+    with pytest.raises(tensorio.DecryptionError, match=r"encrypted: expected a key to read it with: .* as key="):
         act(whole)
     assert [p.name for p in whole.parent.iterdir()] == ["m.pt"]
 

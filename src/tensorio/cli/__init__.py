@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from tensorio._version import __version__
-from tensorio.cli import convert, demo, inspect, publish, recover, scan, shard, verify
+from tensorio.cli import convert, demo, encrypt, inspect, publish, recover, scan, shard, verify
 from tensorio.cli._text import complain
 from tensorio.errors import TensorIOError
 
@@ -83,7 +83,7 @@ def cli() -> None:
 
 for module in (inspect, verify, scan, convert, shard, recover, demo):
     cli.add_command(module.command)
-for command in publish.commands:
+for command in (*encrypt.commands, *publish.commands):
     cli.add_command(command)
 
 

@@ -7,9 +7,11 @@ import re
 import time
 from collections.abc import Iterator
 from itertools import groupby
+from typing import Any
 
 import click
 
+from tensorio.cli._key import key_option
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
 from tensorio.errors import UnsafePickleError
 from tensorio.formats import names
@@ -27,7 +29,8 @@ SPEED_NBYTES = 16 << 20  # below that, a speed is noise
 @click.option("--format", "format_", type=click.Choice(names()), help="Of DST; by its suffix if not given.")
 @click.option("--unknown", type=click.Choice(("error", "opaque")), default="error", show_default=True,
               help="Objects of classes that are not harmless: refuse the file, or keep them as data.")  # fmt: skip
-def command(source: str, target: str, format_: str | None, unknown: str) -> None:
+@key_option(help="Where the key of SRC is, if it is encrypted; DST is not.")
+def command(source: str, target: str, format_: str | None, unknown: str, key: Any) -> None:
     """Write the tensors of SRC to DST, straight from the mapping: under 64 MiB of memory, whatever the size.
 
     DST appears whole or not at all. Lists what its format can't hold and what
@@ -44,7 +47,7 @@ def command(source: str, target: str, format_: str | None, unknown: str) -> None
     start = time.perf_counter()
     try:
         with bar(cut_middle(shown(os.path.basename(target)), LABEL_MAX)) as progress:
-            dropped = tensorio.convert(source, target, format=format_, unknown=unknown, progress=progress)
+            dropped = tensorio.convert(source, target, format=format_, unknown=unknown, key=key, progress=progress)
     except UnsafePickleError as error:
         error.message = error.message.replace("unknown='opaque'", "--unknown opaque")  # what it is called here
         raise

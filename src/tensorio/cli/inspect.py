@@ -6,9 +6,11 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from tensorio.cli._key import key_option
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._checkpoint import Checkpoint
@@ -29,8 +31,11 @@ MODULES_MAX = 12  # rows of the table by module before one level less is shown
               help="Most rows of each list; 0 shows all.  [default: 200, and 24 below the tensors]")  # fmt: skip
 @click.option("--depth", type=click.IntRange(min=1), metavar="N",
               help="Levels of the names in the totals by module.  [default: 2, or 1 if that is long]")  # fmt: skip
+@key_option()
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
-def command(path: str, flat: bool, no_fold: bool, limit: int | None, depth: int | None, as_json: bool) -> None:
+def command(
+    path: str, flat: bool, no_fold: bool, limit: int | None, depth: int | None, key: Any, as_json: bool
+) -> None:
     """Show the tensors of PATH: names, dtypes, shapes, bytes and offsets in the file; totals; what shares bytes;
     bytes that no tensor reaches; notes and other values.
 
@@ -65,7 +70,7 @@ def command(path: str, flat: bool, no_fold: bool, limit: int | None, depth: int 
     import tensorio
     from tensorio.cli._survey import survey
 
-    with _no_garbage(), tensorio.open(path, unknown="opaque") as checkpoint:
+    with _no_garbage(), tensorio.open(path, unknown="opaque", key=key) as checkpoint:
         facts = survey(checkpoint)
         if as_json:
             from tensorio.cli._json import json_lines

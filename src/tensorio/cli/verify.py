@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from tensorio.cli._key import key_option
 from tensorio.cli._text import Cell, Sheet, complain, console, cut_middle, printable, shown, size, some
 from tensorio.errors import TensorIOError
 
@@ -23,19 +24,21 @@ SPEED_NBYTES = 16 << 20  # below that, a speed is noise
 
 @click.command("verify", short_help="Recompute a file's checksums.")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(), metavar="PATH...")
+@key_option()
 @click.pass_context
-def command(ctx: click.Context, paths: tuple[str, ...]) -> None:
+def command(ctx: click.Context, paths: tuple[str, ...], key: Any) -> None:
     """Check the structure of each PATH and recompute every checksum it has.
 
     Names each bad record with the offset of its bytes in the file, and says how
     many bytes no checksum covers: all of a .safetensors file, which has none,
-    so that only its structure can be wrong.
+    so that only its structure can be wrong. Of what is encrypted, the tag of
+    every chunk is checked, with --key.
     """
     out = console()
     worst = 0
     for path in paths:
         try:
-            report, seconds = _checked(path)
+            report, seconds = _checked(path, key)
         except TensorIOError as error:
             complain(error)
             worst = max(worst, BAD_FILE)
@@ -48,13 +51,13 @@ def command(ctx: click.Context, paths: tuple[str, ...]) -> None:
     ctx.exit(worst)
 
 
-def _checked(path: str) -> tuple[Report, float]:
+def _checked(path: str, key: Any) -> tuple[Report, float]:
     import tensorio
     from tensorio.cli._progress import bar
 
     with bar(cut_middle(shown(os.path.basename(path)), LABEL_MAX)) as progress:
         start = time.perf_counter()
-        report = tensorio.verify(path, progress=progress)
+        report = tensorio.verify(path, key=key, progress=progress)
         return report, time.perf_counter() - start
 
 
@@ -81,7 +84,7 @@ def _verdict(report: Report) -> Cell:
 
 
 def _not_covered(report: Report) -> str:
-    if report.format == "safetensors":
+    if report.format == "safetensors" and not report.checked:
         return f"{size(report.unchecked)}, all payload: the format has no checksums; the structure is valid"
     payload = f"{size(report.unchecked)} of payload without a checksum, and " if report.unchecked else ""
     return f"{payload}headers and the padding between records (the structure is valid)"

@@ -65,14 +65,16 @@ class Encryption:
         """What is to be encrypted: the bytes of the file, or those it was made of."""
         if is_encrypted(head_of(storage, len(MAGIC))):
             if self.old_key is None:
-                raise DecryptionError("the file is encrypted already: to encrypt it with another key, give old_key=")
+                raise DecryptionError(
+                    "the file is encrypted already: to encrypt it with another key, give old_key= (or --old-key)"
+                )
             return decrypted(storage, self.old_key)
         if self.old_key is not None and not _marked(storage):
             raise DecryptionError("old_key= was given, but nothing in the file is encrypted")
         if self.old_key is not None and self.tensors is None:
             raise UnsupportedError("expected tensors= with a file of which tensors are encrypted; or decrypt it first")
         if self.tensors is not None and self.old_key is None and _marked(storage):
-            raise DecryptionError("tensors of the file are encrypted already: give old_key=, too")
+            raise DecryptionError("tensors of the file are encrypted already: give old_key=, too (or --old-key)")
         return storage
 
     def _chosen(self, fqns: Iterable[str]) -> Collection[str]:
@@ -115,7 +117,7 @@ class Decryption:
     def finish(self, done: int) -> None:
         """Raise if nothing was decrypted."""
         if not done:
-            raise DecryptionError(NOT_ENCRYPTED.replace("; open it without key=", ""))
+            raise DecryptionError(NOT_ENCRYPTED.partition(";")[0])
 
 
 def _opened(storage: Storage, key: KeySource | None) -> Opened:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["NOT_ENCRYPTED", "decrypted", "refuse_without_key", "unlocked"]
 
-NOT_ENCRYPTED = "key= was given, but nothing in the file is encrypted: it may have been replaced; open it without key="
+NOT_ENCRYPTED = (
+    "key= was given, but nothing in the file is encrypted: it may have been replaced; open it without key= (or --key)"
+)
 
 
 def head_of(storage: Storage, nbytes: int = HEADER) -> bytes:

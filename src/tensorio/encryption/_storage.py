@@ -234,10 +234,8 @@ class LockedStorage(Storage):
 def without_key(what: str, key_id: str, record: str | None = None) -> DecryptionError:
     """Return the error for something that nobody gave the key for."""
     key = f"the key called {escaped(key_id)}" if key_id else "a key"
-    return DecryptionError(
-        f"{what} is encrypted: expected {key} to read it with; give key='env:NAME', 'file:PATH' or its 32 bytes",
-        record=record, key_id=key_id,
-    )  # fmt: skip
+    how = "'env:NAME', 'file:PATH' or its 32 bytes, as key= (or --key)"
+    return DecryptionError(f"{what} is encrypted: expected {key} to read it with: {how}", record=record, key_id=key_id)
 
 
 def _require(nbytes: int) -> None:

@@ -1,0 +1,138 @@
+"""``tensorio encrypt``, ``decrypt``, ``keygen``, and ``--key`` of the others: what they write, say and refuse."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography", reason="needs the extra crypt")
+import safetensors.numpy
+
+from tensorio.cli import run
+
+TENSORS = {"head.w": np.arange(3000, dtype="f4"), "body.w": np.ones((7, 2), "i2")}
+
+
+@pytest.fixture
+def tool(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run the tool; its exit code, output and complaints."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = run([str(a) for a in arguments])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    safetensors.numpy.save_file(TENSORS, tmp_path / "m.safetensors")
+    return tmp_path / "m.safetensors"
+
+
+@pytest.fixture
+def key(tmp_path: Path, tool: Any) -> str:
+    assert tool("keygen", tmp_path / "key")[0] == 0
+    return f"file:{tmp_path / 'key'}"
+
+
+def test_keygen_writes_a_key_for_its_owner_alone(tool: Any, tmp_path: Path) -> None:
+    code, out, err = tool("keygen", tmp_path / "key")
+    text = (tmp_path / "key").read_text()
+    assert (code, err) == (0, "")
+    assert re.fullmatch("[0-9a-f]{64}\n", text)
+    assert text.strip() not in out
+    if os.name == "posix":
+        assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    code, out, err = tool("keygen", tmp_path / "key")
+    assert (code, out) == (2, "")
+    assert "File exists" in err
+    assert (tmp_path / "key").read_text() == text
+
+
+def test_there_and_back(tool: Any, model: Path, key: str, tmp_path: Path) -> None:
+    code, out, err = tool("encrypt", model, tmp_path / "e", "--key", key, "--key-id", "mine")
+    assert (code, err) == (0, "")
+    assert re.search(r"e +encrypted, 12\.\d KiB in [\d.]+ s\n", out)
+    code, out, err = tool("decrypt", tmp_path / "e", tmp_path / "back", "--key", key)
+    assert (code, err) == (0, "")
+    assert "decrypted, " in out
+    assert (tmp_path / "back").read_bytes() == model.read_bytes()
+
+
+def test_other_commands_take_the_key(tool: Any, model: Path, key: str, tmp_path: Path) -> None:
+    tool("encrypt", model, tmp_path / "e", "--key", key)
+    code, out, _ = tool("inspect", tmp_path / "e", "--key", key)
+    assert code == 0
+    assert "head" in out
+    code, out, _ = tool("verify", tmp_path / "e", "--key", key)
+    assert code == 0
+    assert "11.7 KiB in 2 records checked, all right" in out
+    assert "no checksums" not in out
+    assert tool("convert", tmp_path / "e", tmp_path / "c.safetensors", "--key", key)[0] == 0
+    assert (tmp_path / "c.safetensors").read_bytes() == model.read_bytes()
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "convert"])
+def test_without_the_key_they_ask_for_it(command: str, tool: Any, model: Path, key: str, tmp_path: Path) -> None:
+    tool("encrypt", model, tmp_path / "e", "--key", key, "--key-id", "mine")
+    code, _, err = tool(command, tmp_path / "e", *([tmp_path / "c.pt"] if command == "convert" else []))
+    assert code == 1
+    assert "expected the key called 'mine'" in err
+    assert "--key" in err
+    assert err.count("\n") == 1
+
+
+def test_chosen_tensors_and_another_key(tool: Any, model: Path, key: str, tmp_path: Path) -> None:
+    code, _, err = tool("encrypt", model, model, "--key", key, "--tensors", "head.*", "--chunk-size", 4096)
+    assert (code, err) == (0, "")
+    stored = safetensors.numpy.load_file(model)
+    assert stored["head.w"].dtype == np.uint8
+    assert np.array_equal(stored["body.w"], TENSORS["body.w"])
+    tool("keygen", tmp_path / "new")
+    new = f"file:{tmp_path / 'new'}"
+    code, _, err = tool("encrypt", model, model, "--key", new, "--old-key", key, "--tensors", "**")
+    assert (code, err) == (0, "")
+    tool("decrypt", model, model, "--key", new)
+    got = safetensors.numpy.load_file(model)
+    assert all(np.array_equal(got[name], array) for name, array in TENSORS.items())
+
+
+def test_damage_is_named(tool: Any, model: Path, key: str, tmp_path: Path) -> None:
+    tool("encrypt", model, tmp_path / "e", "--key", key, "--chunk-size", 4096)
+    data = bytearray((tmp_path / "e").read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "e").write_bytes(data)
+    code, out, _ = tool("verify", tmp_path / "e", "--key", key)
+    assert code == 1
+    assert re.search(r"bad record body.w|bad record head.w", out)
+    assert "chunk 2 of 3 was changed" in out
+    code, _, err = tool("decrypt", tmp_path / "e", tmp_path / "back", "--key", key)
+    assert code == 1
+    assert "chunk 2 of 3 was changed" in err
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize(("more", "code", "match"), [
+    ((), 2, "Missing option '--key'"),
+    (("--key", "secret"), 2, "'env:NAME', 'file:PATH'.*found other text"),
+    (("--key", "env:NO_SUCH_VARIABLE"), 2, "no variable 'NO_SUCH_VARIABLE'"),
+    (("--key", "file:no-such-file"), 2, "No such file"),
+    (("--key", "KEY", "--chunk-size", "5000"), 2, "power of two"),
+    (("--key", "KEY", "--tensors", "x"), 1, "names that fit 'x'"),
+    (("--key", "KEY", "--tensors", "a**"), 2, r"\*\* stands for whole levels"),
+    (("--key", "KEY", "--key-id", "x" * 41), 2, "at most 40 bytes"),
+    (("--key", "KEY", "--old-key", "KEY"), 1, "nothing in the file is encrypted"),
+])  # fmt: skip
+def test_wrong_use_is_explained(
+    more: tuple[str, ...], code: int, match: str, tool: Any, model: Path, key: str, tmp_path: Path
+) -> None:
+    found, out, err = tool("encrypt", model, tmp_path / "e", *(key if word == "KEY" else word for word in more))
+    assert (found, out) == (code, "")
+    assert re.search(match, " ".join(err.split()))
+    assert not (tmp_path / "e").exists()
