@@ -393,8 +393,8 @@ def test_inspect_of_an_object_shared_a_millionfold_is_refused(tmp_path: Path) ->
 
 # ------------------------------------------------------------------ inspect --json
 
-KEYS = ["schema", "path", "format", "file_nbytes", "metadata", "total", "by_dtype", "by_module", "stored", "tied",
-        "overlapping", "refused", "values", "loading", "tensors", "others"]  # fmt: skip
+KEYS = ["schema", "path", "format", "file_nbytes", "files", "metadata", "total", "by_dtype", "by_module", "stored",
+        "tied", "overlapping", "refused", "values", "loading", "tensors", "others"]  # fmt: skip
 
 
 def test_inspect_json_has_the_documented_keys_and_all_facts(mixed: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from tensorio import formats
 from tensorio.checkpoint._checkpoint import Checkpoint, load_file, open_checkpoint
 from tensorio.checkpoint._options import reading_options
+from tensorio.checkpoint._several import place_of_several
 from tensorio.checkpoint._verify import Report
 from tensorio.encryption._header import is_encrypted
 from tensorio.encryption._opening import head_of
@@ -42,7 +43,11 @@ def open(
     ----------
     path : str, os.PathLike, buffer or seekable binary file object
         A file object counts from its current position on. Addresses such as
-        ``s3://...`` are read whole through fsspec (extra ``remote``).
+        ``s3://...`` are read whole through fsspec (extra ``remote``). A folder
+        of files with an index (``model.safetensors.index.json``,
+        ``pytorch_model.bin.index.json``), or the index itself, is opened as one
+        checkpoint; a folder with a ``model.safetensors`` or a
+        ``pytorch_model.bin`` as that file.
     format : str, optional
         Name of the format; found by content if not given.
     mmap : {"auto", True, False, "random"}
@@ -152,7 +157,7 @@ def load(
     See `open`; `TensorNotFoundError` for a name that is not there; `NonFiniteError`.
     """
     options = reading_options(writable, unknown, allow, strict, encoding, key)
-    if names is None and not verify:
+    if names is None and not verify and place_of_several(path) is None:
         loaded = load_file(path, format=format, mmap=mmap, progress=progress, options=OpenOptions(**options))
     else:
         checkpoint = open_checkpoint(path, format=format, mmap=mmap, verify=verify, progress=progress, **options)
@@ -253,6 +258,9 @@ def identify(path: Any) -> str:
     UnknownFormatError
         No format recognises it; the message says what it looks like.
     """
+    if place_of_several(path) is not None:
+        with open_checkpoint(path, unknown="opaque") as checkpoint:
+            return checkpoint.format
     storage, _, name = open_storage(path)
     try:
         with error_context(path=name):

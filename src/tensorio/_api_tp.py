@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tensorio.checkpoint._checkpoint import Checkpoint
+from tensorio.checkpoint._checkpoint import Checkpoint, open_checkpoint
 from tensorio.checkpoint._options import reading_options
 from tensorio.checkpoint._ranked import Division, RankView
-from tensorio.checkpoint._shard import ShardReport, open_source, rules_for, shard_checkpoint
+from tensorio.checkpoint._shard import ShardReport, rules_for, shard_checkpoint
 
 if TYPE_CHECKING:
     from tensorio.tp import Rules
@@ -61,7 +61,7 @@ def ranked(
     owned = not isinstance(source, Checkpoint)
     name = source.path if isinstance(source, Checkpoint) else source
     resolved = rules_for(name, rules, config)
-    checkpoint = open_source(source, **reading_options(False, unknown, allow, False)) if owned else source
+    checkpoint = open_checkpoint(source, **reading_options(False, unknown, allow, False)) if owned else source
     try:
         return RankView(Division(checkpoint, tp, resolved, default), rank, owned)
     except BaseException:

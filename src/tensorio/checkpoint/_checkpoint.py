@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tensorio import formats
 from tensorio.checkpoint._loading import check_choice, described, reads_payload, settle
 from tensorio.checkpoint._moving import Moving
+from tensorio.checkpoint._several import place_of_several
 from tensorio.encryption._opening import unlocked
 from tensorio.errors import (
     FormatError,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Progress = Callable[[int, int], object]
 
-__all__ = ["Checkpoint", "checkpoint_of", "load_file", "open_checkpoint"]
+__all__ = ["Checkpoint", "checkpoint_of", "load_file", "open_checkpoint", "open_single"]
 
 
 class Checkpoint(Moving):
@@ -297,7 +298,7 @@ class NamedTable(Table):
 
 def _reopen(path: str, identity: Identity, arguments: dict[str, Any]) -> Checkpoint:
     """Open a pickled checkpoint again, if it still is the same file."""
-    checkpoint = open_checkpoint(path, **arguments)
+    checkpoint = open_single(path, **arguments)
     now = checkpoint._identity()
     if now != identity:
         checkpoint.close()
@@ -309,9 +310,19 @@ def _reopen(path: str, identity: Identity, arguments: dict[str, Any]) -> Checkpo
     return checkpoint
 
 
-def open_checkpoint(source: Any, *, format: str | None = None, mmap: bool | str = "auto", verify: bool = False,
-                    progress: Progress | None = None, **options: Any) -> Checkpoint:  # fmt: skip
+def open_checkpoint(source: Any, **options: Any) -> Checkpoint:
     """Open a checkpoint; see `tensorio.open`."""
+    several = place_of_several(source)
+    if several is None:
+        return open_single(source, **options)
+    from tensorio.checkpoint._index import open_several  # which opens the files by `open_single`
+
+    return open_several(several, **options)
+
+
+def open_single(source: Any, *, format: str | None = None, mmap: bool | str = "auto", verify: bool = False,
+                progress: Progress | None = None, **options: Any) -> Checkpoint:  # fmt: skip
+    """Open a checkpoint that is one file, or in memory."""
     check_choice(mmap)
     choices = OpenOptions(**options)
     storage, path, name = open_storage(source, writable=choices.writable)

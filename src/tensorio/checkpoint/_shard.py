@@ -11,8 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tensorio import formats
-from tensorio.checkpoint._checkpoint import Checkpoint, open_checkpoint
-from tensorio.checkpoint._index import INDEX, open_index
+from tensorio.checkpoint._checkpoint import open_checkpoint
 from tensorio.checkpoint._manifest import MANIFEST, RANKS_MAX, Manifest, Part, is_plain_name, read_manifest
 from tensorio.checkpoint._ranked import Division
 from tensorio.errors import TensorIOError, UnsupportedError, error_context
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], object]
 
-__all__ = ["NAME", "ShardReport", "open_source", "rules_for", "shard_checkpoint"]
+__all__ = ["NAME", "ShardReport", "rules_for", "shard_checkpoint"]
 
 # What vLLM's loader of format "sharded_state" looks for, without the suffix (documentation of vLLM 0.11.2,
 # `ShardedStateLoader.DEFAULT_PATTERN`).
@@ -84,13 +83,6 @@ class ShardReport:
         return f"{self.source}: {self.tensors} tensors for {self.tp} ranks in {files} files ({sum(self.nbytes)} bytes)"
 
 
-def open_source(source: Any, **options: Any) -> Checkpoint:
-    """Open what is to be cut: a file, or a folder of files with an index."""
-    if isinstance(source, str | os.PathLike) and os.path.isfile(os.path.join(os.fspath(source), INDEX)):
-        return open_index(os.fspath(source), **options)
-    return open_checkpoint(source, **options)
-
-
 def rules_for(source: Any, rules: Any, config: Any) -> Rules:
     """Return the rules; a ``config.json`` beside the source is looked into if they need a number that is not given."""
     rules = list(rules) if isinstance(rules, Iterator) else rules  # they may be gone through twice
@@ -130,7 +122,7 @@ def shard_checkpoint(
     replaceable = _is_ours if overwrite else None
     require_free(folder, replaceable)
     resolved = rules_for(src, rules, config)
-    with open_source(src, **options) as checkpoint, error_context(path=checkpoint._name):
+    with open_checkpoint(src, **options) as checkpoint, error_context(path=checkpoint._name):
         division = Division(checkpoint, tp, resolved, default)
         job = _Job(division, target, pattern, most, metadata)
         report = job.report(folder)
@@ -139,8 +131,7 @@ def shard_checkpoint(
                 note = os.path.join(staging, MANIFEST)
                 placed = [[(os.path.join(staging, file), plan) for file, plan in chain] for chain in job.chains]
                 write_together(placed, durable=durable, progress=progress, total=sum(report.nbytes))
-                if checkpoint._opened.storages:  # an index of nothing has no files
-                    checkpoint.check_unchanged()
+                checkpoint.check_unchanged()
                 write_together([[(note, FlatPlan(job.manifest().text(), Payloads()))]], durable=durable)
     return report
 

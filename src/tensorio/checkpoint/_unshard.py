@@ -54,8 +54,7 @@ def unshard_folder(src: Any, dst: Any, *, format: str | None, durable: bool, pro
 
 def _require_unchanged(ranks: list[Checkpoint]) -> None:
     for checkpoint in ranks:
-        if checkpoint._opened.storages:  # a rank may have no files
-            checkpoint.check_unchanged()
+        checkpoint.check_unchanged()
 
 
 class _Group:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
+
+from tensorio.cli._survey import file_nbytes
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._checkpoint import Checkpoint
@@ -45,7 +46,8 @@ def _head(checkpoint: Checkpoint, facts: Survey, path: str, depth: int) -> dict[
         "schema": SCHEMA,
         "path": path,
         "format": checkpoint.format,
-        "file_nbytes": os.path.getsize(path),
+        "file_nbytes": file_nbytes(checkpoint),
+        "files": checkpoint.files,
         "metadata": checkpoint.metadata,
         "total": _share(facts.total),
         "by_dtype": {name: _share(share) for name, share in facts.by_dtype.items()},

@@ -5,6 +5,7 @@ Facts only, no text layout; `tensorio.cli.inspect` draws them.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from tensorio.tensors import Extent, TensorInfo
     from tensorio.tree import Path
 
-__all__ = ["Entry", "Partial", "Share", "Stored", "Survey", "labels_of", "module_of", "survey"]
+__all__ = ["Entry", "Partial", "Share", "Stored", "Survey", "file_nbytes", "labels_of", "module_of", "survey"]
 
 # Other values kept for display; a file may hold millions, and nobody reads them.
 VALUES_MAX = 20_000
@@ -92,6 +93,8 @@ class Stored:
         Most unreached bytes first.
     skipped : tuple of str
         Members of an archive that hold nothing that tensorio reads.
+    unpacked : frozenset of int
+        Storages that are made when touched, of records that are packed.
     """
 
     records: int = 0
@@ -101,6 +104,7 @@ class Stored:
     others_nbytes: int = 0
     partly: list[Partial] = field(default_factory=list)
     skipped: tuple[str, ...] = ()
+    unpacked: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -288,12 +292,18 @@ def _stored(checkpoint: Checkpoint, infos: list[TensorInfo]) -> Stored:
     out.records = len(holding)
     out.nbytes = sum(record.size for record in holding)
     runs = [_run(group) for group in _clusters({c.extent for info in infos for c in info.chunks if c.extent.nbytes})]
-    made = sum(nbytes for storage, _, nbytes in runs if storage > 0)  # in records that are unpacked when touched
-    out.reached = made + sum(nbytes for storage, _, nbytes in runs if storage == 0)
+    files = {0, *(record.storage for record in holding)}
+    out.unpacked = frozenset(storage for storage, *_ in runs) - files
+    out.reached = sum(nbytes for *_, nbytes in runs)
     out.reached = min(out.reached, out.nbytes)  # one record may be unpacked as two element types
-    if out.reached < out.nbytes and not made:
+    if out.reached < out.nbytes and not out.unpacked:
         out.partly = _partly(holding, runs, infos)
     return out
+
+
+def file_nbytes(checkpoint: Checkpoint) -> int:
+    """Return the bytes of all files that a checkpoint is in."""
+    return sum(os.path.getsize(file) for file in checkpoint.files)
 
 
 def _run(group: list[Extent]) -> tuple[int, int, int]:
@@ -303,27 +313,31 @@ def _run(group: list[Extent]) -> tuple[int, int, int]:
 
 def _partly(records: list[StoredRecord], runs: list[tuple[int, int, int]], infos: list[TensorInfo]) -> list[Partial]:
     """Find the records that are not reached as a whole, and who reaches them."""
-    records = sorted(records, key=lambda r: r.offset)
-    reached = _per_record(records, ((offset, nbytes) for _, offset, nbytes in runs))
+    records = sorted(records, key=_start)
+    reached = _per_record(records, runs)
     short = {i: Partial(r.name, r.offset, r.nbytes, reached.get(i, 0), [])
              for i, r in enumerate(records) if reached.get(i, 0) < r.nbytes}  # fmt: skip
-    order = sorted(range(len(infos)), key=lambda t: infos[t].chunks[0].extent.offset)
+    order = sorted(range(len(infos)), key=lambda t: _start(infos[t].chunks[0].extent))
     at = 0
     for t in order:
         extent = infos[t].chunks[0].extent
-        while at < len(records) - 1 and records[at + 1].offset <= extent.offset:
+        while at < len(records) - 1 and _start(records[at + 1]) <= _start(extent):
             at += 1
         if at in short and extent.nbytes:
             short[at].fqns.append(infos[t].fqn)
     return sorted(short.values(), key=lambda p: p.reached - p.nbytes)
 
 
-def _per_record(records: list[StoredRecord], runs: Iterable[tuple[int, int]]) -> dict[int, int]:
+def _start(extent: StoredRecord | Extent) -> tuple[int, int]:
+    return extent.storage, extent.offset
+
+
+def _per_record(records: list[StoredRecord], runs: Iterable[tuple[int, int, int]]) -> dict[int, int]:
     """Bytes reached of each record, by its number; a run lies within one record."""
     reached: dict[int, int] = {}
     at = 0
-    for offset, nbytes in runs:
-        while at < len(records) - 1 and records[at + 1].offset <= offset:
+    for storage, offset, nbytes in runs:
+        while at < len(records) - 1 and _start(records[at + 1]) <= (storage, offset):
             at += 1
         reached[at] = reached.get(at, 0) + nbytes
     return reached

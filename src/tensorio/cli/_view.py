@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tensorio.cli._outline import Line, lines, outline
-from tensorio.cli._survey import LEVELS_MAX, Entry, Partial, Share, Survey
+from tensorio.cli._survey import LEVELS_MAX, Entry, Partial, Share, Survey, file_nbytes
 from tensorio.cli._text import Cell, Sheet, elements, percent, shape_text, shown, size, some
 from tensorio.tensors import CONJ, NEG, PARAMETER, REQUIRES_GRAD
 from tensorio.tree import name_of
@@ -44,7 +43,8 @@ def heading(checkpoint: Checkpoint, facts: Survey, path: str) -> Sheet:
     sheet = Sheet("<")
     sheet.add(Cell(shown(path), "bold"))
     total = facts.total
-    what = f"{checkpoint.format}, {size(os.path.getsize(path))}: {some(total.tensors, 'tensor')}"
+    files = f" in {len(checkpoint.files)} files" if len(checkpoint.files) > 1 else ""
+    what = f"{checkpoint.format}, {size(file_nbytes(checkpoint))}{files}: {some(total.tensors, 'tensor')}"
     if total.tensors:
         what += f" of {elements(total.numel)} elements, {size(total.nbytes)}"
     sheet.add(Cell(what))
@@ -59,7 +59,7 @@ def heading(checkpoint: Checkpoint, facts: Survey, path: str) -> Sheet:
 def flat(facts: Survey, most: int | None) -> Sheet:
     """Return a row per tensor, in saved order."""
     sheet = _tensor_sheet("tensor")
-    notes = _sharing_notes(facts)
+    notes = _Notes(_sharing_notes(facts), facts.stored.unpacked)
     for entry in islice(facts.tensors, most):
         assert entry.tensor is not None
         sheet.add(Cell(shown(entry.tensor.fqn) or "''"), *_tensor_cells(entry.tensor, notes))
@@ -71,9 +71,9 @@ def flat(facts: Survey, most: int | None) -> Sheet:
 def tree(facts: Survey, most: int | None, *, fold: bool, ascii_only: bool) -> Sheet:
     """Return the saved object as a tree, tensors and other values at its leaves."""
     sheet = _tensor_sheet("tensor")
-    notes = _sharing_notes(facts)
+    notes = _Notes(_sharing_notes(facts), facts.stored.unpacked)
     rails = _ASCII_RAILS if ascii_only else _RAILS
-    below = lines(outline(facts.entries, set(notes)), fold=fold)
+    below = lines(outline(facts.entries, set(notes.sharing)), fold=fold)
     for line in islice(below, most):
         guide = "".join(rails[not goes_on] for goes_on in line.rails[:-1])
         if line.rails:
@@ -87,13 +87,20 @@ def tree(facts: Survey, most: int | None, *, fold: bool, ascii_only: bool) -> Sh
     return sheet
 
 
+class _Notes(NamedTuple):
+    """What to say of some tensors: by name, and by storage."""
+
+    sharing: dict[str, str]
+    unpacked: frozenset[int]
+
+
 def _tensor_sheet(first: str) -> Sheet:
     sheet = Sheet(COLUMNS)
     sheet.add(*(Cell(text, "dim") for text in (first, *HEADINGS)))
     return sheet
 
 
-def _line_cells(line: Line, guide: str, notes: dict[str, str]) -> tuple[Cell, ...]:
+def _line_cells(line: Line, guide: str, notes: _Notes) -> tuple[Cell, ...]:
     entry = line.node.entry
     times = f"x{line.times}" if line.times > 1 else ""
     if entry is None:
@@ -105,21 +112,22 @@ def _line_cells(line: Line, guide: str, notes: dict[str, str]) -> tuple[Cell, ..
     return Cell(line.label, "", guide), Cell(entry.text + (f" {times}" if times else ""), style)
 
 
-def _tensor_cells(info: TensorInfo, notes: dict[str, str], times: str = "") -> tuple[Cell, ...]:
+def _tensor_cells(info: TensorInfo, notes: _Notes, times: str = "") -> tuple[Cell, ...]:
     extent = info.chunks[0].extent
     remarks = [times] if times else []
-    if info.fqn in notes:
-        remarks.append(notes[info.fqn])
+    if info.fqn in notes.sharing:
+        remarks.append(notes.sharing[info.fqn])
     if not info.contiguous:
         remarks.append("strided" if len(info.chunks) == 1 else f"{len(info.chunks)} chunks")
     remarks += [name for bit, name in _FLAGS[2:] if info.flags & bit]
-    if extent.storage:
+    unpacked = extent.storage in notes.unpacked
+    if unpacked:
         remarks.append("unpacked on use")
     return (
         Cell(info.dtype, "cyan"),
         Cell(shape_text(info.shape)),
         Cell(size(info.nbytes), "green"),
-        Cell("-" if extent.storage else str(extent.offset), "dim"),
+        Cell("-" if unpacked else str(extent.offset), "dim"),
         Cell(", ".join(remarks), "yellow"),
     )
 

@@ -49,7 +49,7 @@ def command(
     \b
     --json prints one object (all rows, whatever --limit says):
       schema        1; grows by new keys only
-      path, format, file_nbytes
+      path, format, file_nbytes, files
       metadata      object of strings
       total         {tensors, numel, nbytes}; tied tensors count once per name
       by_dtype      dtype -> {tensors, numel, nbytes}
@@ -65,6 +65,7 @@ def command(
                     flags, chunks: [{offsets, shape, strides, storage, offset,
                     nbytes}]}]; offset is in bytes from the start of the file
                     where storage is 0, else of a record unpacked on first use
+                    (of several files, storages are counted on)
       others        [{path, type, text}]: values and refused objects, in short
     """  # noqa: D301  (click wants the backspace itself)
     import tensorio
