@@ -265,11 +265,8 @@ def test_files_of_a_folder_are_encrypted_and_its_notes_copied(tensors: Any, fold
 
 
 def test_index_of_encrypted_files_is_followed(folder: Path, tmp_path: Path) -> None:
-    from tensorio.checkpoint._index import open_index
-    from tensorio.checkpoint._options import reading_options
-
     tensorio.encrypt(folder, tmp_path / "e", key=KEY)
-    with open_index(str(tmp_path / "e"), **reading_options(False, "error", (), False, key=KEY)) as checkpoint:
+    with tensorio.open(tmp_path / "e", key=KEY) as checkpoint:
         for i in range(3):
             assert np.all(checkpoint[f"w.{i}"] == i)
 
