@@ -10,6 +10,7 @@ Importing this package imports neither NumPy nor any framework.
 
 from tensorio import tp
 from tensorio._api import identify, load, open, scan, verify
+from tensorio._api_async import AsyncSaver, save_async
 from tensorio._api_crypt import decrypt, encrypt
 from tensorio._api_save import convert, recover, save
 from tensorio._api_tp import ranked, shard, unshard
@@ -61,6 +62,7 @@ from tensorio.tensors import Chunk, Extent, TensorInfo
 from tensorio.values import Device, Opaque, Size, TorchDType, TorchTag
 
 __all__ = [
+    "AsyncSaver",
     "Checkpoint",
     "ChecksumError",
     "Chunk",
@@ -123,6 +125,7 @@ __all__ = [
     "ranked",
     "recover",
     "save",
+    "save_async",
     "scan",
     "shard",
     "state_dict",

@@ -10,7 +10,7 @@ cimport cython
 from cpython.buffer cimport (
     PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
 )
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
 cdef extern from "host/pages.h" nogil:
     int tio_pages_map(int fd, size_t nbytes, int writable, void **ptr)
@@ -144,6 +144,27 @@ def copy(target, source):
         raise ValueError(f"expected {to.raw.len} bytes, found {what.raw.len}")
     with nogil:
         tio_pages_copy(to.raw.buf, what.raw.buf, <size_t> to.raw.len)
+
+
+def copy_runs(const int64_t[::1] targets, const int64_t[::1] sources, const int64_t[::1] sizes, Py_ssize_t first,
+              Py_ssize_t end):
+    """Copy many runs of bytes from place to place.
+
+    Parameters
+    ----------
+    targets, sources, sizes : array of int64
+        Addresses of memory that the caller keeps alive, and bytes; as long as each other.
+    first, end : int
+        Which of the runs.
+    """
+    cdef Py_ssize_t i
+    if not (0 <= first <= end <= sizes.shape[0] == targets.shape[0] == sources.shape[0]):
+        raise ValueError("expected columns of one length, and a range in them")
+    with nogil:
+        for i in range(first, end):
+            if sizes[i] > 0:  # an empty array may be at NULL, which memcpy does not take even for nothing
+                tio_pages_copy(<void *> <uintptr_t> targets[i], <const void *> <uintptr_t> sources[i],
+                               <size_t> sizes[i])
 
 
 def exchange(a, b):

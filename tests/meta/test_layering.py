@@ -55,9 +55,11 @@ RANKS: list[tuple[str, ...]] = [
         "scanning",
         "sharing",
     ),
+    ("asynchronous",),
     (
         "_api",
         "_api_crypt",
+        "_api_async",
         "_api_save",
         "_api_tp",
         "cli",

@@ -10,6 +10,7 @@ import pytest
 import tensorio
 
 NAMES = [
+    "AsyncSaver",
     "Checkpoint",
     "ChecksumError",
     "Chunk",
@@ -72,6 +73,7 @@ NAMES = [
     "ranked",
     "recover",
     "save",
+    "save_async",
     "scan",
     "shard",
     "state_dict",
@@ -89,6 +91,7 @@ SIGNATURES = {
     "save": "obj, path, *, format=None, metadata=None, align=None, compact=False, max_shard_size=None, include=None, "
             "exclude=None, base=None, digests=False, manifest=False, readback=False, check_finite=False, durable=True, "
             "progress=None",
+    "save_async": "obj, path, **options",
     "convert": "src, dst, *, format=None, dtype=None, rename=None, max_shard_size=None, unknown='error', allow=(), "
                "strict=False, key=None, durable=True, progress=None",
     "recover": "src, dst, *, format=None, raw=False, keep_damaged=False, unknown='error', allow=(), encoding=None, "
@@ -177,7 +180,8 @@ def test_checkpoint_has_the_attributes_of_the_design() -> None:
 def test_arguments_behind_the_second_are_keyword_only(name: str) -> None:
     kinds = [p.kind for p in inspect.signature(getattr(tensorio, name)).parameters.values()]
     assert kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD) <= 2
-    assert set(kinds) <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+    passed_on = {inspect.Parameter.VAR_KEYWORD} if name == "save_async" else set()  # the options of `save`
+    assert set(kinds) <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY} | passed_on
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

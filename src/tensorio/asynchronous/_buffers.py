@@ -1,0 +1,115 @@
+"""Memory for snapshots: bounded, and used again, so that its pages are there when the next one is taken."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+
+from tensorio import _core, _host, memory
+from tensorio.reading import HUGE_PAGE, arena, in_threads, readers
+
+__all__ = ["Buffer", "Buffers"]
+
+# Not in the mmap module of any Python yet; the number of all Linux architectures (asm-generic/mman-common.h).
+POPULATE_WRITE = 23
+STEP = 32 << 20
+
+
+class Buffer:
+    """One piece of memory for one snapshot at a time.
+
+    Attributes
+    ----------
+    view : memoryview
+        Writable.
+    address : int
+    """
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+        self.address = _core.address(view)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return len(self.view)
+
+    def populate(self) -> None:
+        """Have all pages in memory now, not at the first copy."""
+        in_threads(_populate, [self.view[at : at + STEP] for at in range(0, len(self.view), STEP)], readers())
+
+
+def _populate(piece: memoryview) -> None:
+    if os.name != "posix" or _host.advise(piece, POPULATE_WRITE):
+        piece[::4096] = bytes(len(range(0, len(piece), 4096)))
+
+
+def _private(nbytes: int) -> Buffer:
+    return Buffer(arena(nbytes, touched=0))
+
+
+class Buffers:
+    """Lends buffers; all of them together stay below a bound.
+
+    Parameters
+    ----------
+    max_memory : int, optional
+        In bytes; at most half of the memory that is available, and never more than there is.
+    make : callable
+        ``make(nbytes)`` returns a new buffer.
+    """
+
+    def __init__(self, max_memory: int | None = None, make: Callable[[int], Buffer] = _private) -> None:
+        self._max = max_memory
+        self._make = make
+        self._free: list[Buffer] = []
+        self._lent = 0  # bytes
+        self._changed = threading.Condition()
+
+    @property
+    def held(self) -> int:
+        """Bytes of all buffers, lent or free."""
+        return self._lent + _total(self._free)
+
+    def lend(self, nbytes: int) -> Buffer | None:
+        """Return a buffer of at least so many bytes, waiting until others come back; None if there can't be one."""
+        need = -(-max(nbytes, 1) // HUGE_PAGE) * HUGE_PAGE
+        with self._changed:
+            while True:
+                found = min((b for b in self._free if b.nbytes >= nbytes), key=lambda b: b.nbytes, default=None)
+                if found is not None:
+                    self._free.remove(found)
+                    break
+                bound = self._bound()
+                if self._lent + need <= bound:
+                    self._free.sort(key=lambda b: b.nbytes)
+                    while self.held + need > bound:
+                        del self._free[0]
+                    found = self._make(need)
+                    break
+                if need > bound:
+                    return None
+                self._changed.wait()
+            self._lent += found.nbytes
+            return found
+
+    def _bound(self) -> int:
+        there = memory.available() + self.held
+        return there // 2 if self._max is None else min(self._max, there)
+
+    def give_back(self, buffer: Buffer) -> None:
+        """Take a buffer that is no longer read."""
+        with self._changed:
+            self._lent -= buffer.nbytes
+            self._free.append(buffer)
+            self._changed.notify_all()
+
+    def drop(self) -> None:
+        """Let go of what is free; the system has its memory back."""
+        with self._changed:
+            self._free.clear()
+
+
+def _total(buffers: Iterable[Buffer]) -> int:
+    return sum(b.nbytes for b in buffers)

@@ -1,0 +1,361 @@
+"""`AsyncSaver`: takes snapshots, and has them written one after the other.
+
+The thread that writes ends when there is nothing to write, and is no daemon: a program that ends waits for it by
+itself, without a handler whose turn might come too late.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tensorio.checkpoint._saving import SaveJob, SaveRequest, prepare
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from types import ModuleType
+
+    from tensorio.asynchronous._buffers import Buffer
+    from tensorio.asynchronous._future import SaveFuture
+    from tensorio.checkpoint._saving import Saved
+
+__all__ = ["AsyncSaver"]
+
+_WHEN_BUSY = ("wait", "skip", "error")
+_savers: weakref.WeakSet[AsyncSaver] = weakref.WeakSet()
+_ending = False
+
+
+class _Entry(NamedTuple):
+    job: SaveJob
+    buffer: Buffer | None
+    future: SaveFuture
+
+
+class AsyncSaver:
+    """Saves in the background: a save returns when its snapshot is taken, and is written by another thread.
+
+    Parameters
+    ----------
+    max_memory : int, optional
+        Bytes that all snapshots together may take; half of what the system and the container have left if not given,
+        and never more than there is.
+    when_busy : {"wait", "skip", "error"}
+        What a save does while an earlier one is still being written: take its snapshot as soon as `max_memory` has
+        room for it; return a future that is cancelled; raise BlockingIOError.
+
+    Raises
+    ------
+    ValueError
+        An unknown word, or a negative number of bytes.
+
+    Notes
+    -----
+    Saves are written in the order in which they were asked for, one at a time. Buffers are used again: the first
+    snapshot pays for its pages (see `reserve`), the others are copies at the speed of memory.
+
+    At the end of a ``with`` block or of the program, what is pending is written, and failures that nobody has looked
+    at are raised or printed. A forked child has none of it: what is pending is its parent's.
+    """
+
+    def __init__(self, max_memory: int | None = None, *, when_busy: str = "wait") -> None:
+        if when_busy not in _WHEN_BUSY:
+            raise ValueError(f"expected when_busy to be one of {', '.join(_WHEN_BUSY)}, found {when_busy!r}")
+        if max_memory is not None and max_memory < 0:
+            raise ValueError(f"expected max_memory in bytes, found {max_memory}")
+        self._max_memory, self._when_busy = max_memory, when_busy
+        self._closed = False
+        self._reset()
+        _savers.add(self)
+
+    def _reset(self) -> None:
+        """Begin with nothing; also in a forked child, whose locks may be held by threads that it does not have."""
+        from tensorio.asynchronous._buffers import Buffers
+
+        self._buffers = Buffers(self._max_memory)
+        self._changed = threading.Condition()
+        self._queue: deque[_Entry] = deque()
+        self._writing = 0
+        self._thread: threading.Thread | None = None
+        self._failed: list[SaveFuture] = []
+
+    @property
+    def pending(self) -> int:
+        """How many saves are not written yet."""
+        with self._changed:
+            return len(self._queue) + self._writing
+
+    def reserve(self, nbytes: int) -> None:
+        """Have memory for a snapshot of so many bytes ready, pages and all, before the first save needs it.
+
+        Raises
+        ------
+        OSError
+            ENOMEM: it is more than `max_memory`, or than there is.
+        """
+        buffer = self._buffers.lend(nbytes)
+        if buffer is None:
+            raise OSError(errno.ENOMEM, f"expected to reserve at most max_memory, found {nbytes} bytes asked for")
+        try:
+            buffer.populate()
+        finally:
+            self._buffers.give_back(buffer)
+
+    def save(self, obj: Any, path: Any, **options: Any) -> Future[Saved]:
+        """Take a snapshot of an object and return; it is written in the background.
+
+        Parameters
+        ----------
+        obj, path
+            See `tensorio.save`. When this returns, tensors, dicts and values may be changed.
+        **options
+            Those of `tensorio.save`. `progress` is called by the thread that writes.
+
+        Returns
+        -------
+        concurrent.futures.Future of Saved
+            Can be cancelled until the writing begins.
+
+        Raises
+        ------
+        Exception
+            What `tensorio.save` raises before it writes; or the failure of an earlier save that nobody looked at,
+            with a note that names its path: then nothing was saved by this call.
+        BlockingIOError
+            An earlier save is not written yet: with ``when_busy="error"``.
+        ValueError
+            The saver is closed.
+
+        Warns
+        -----
+        RuntimeWarning
+            The snapshot is larger than `max_memory`: the save is written before this returns, from the tensors
+            themselves.
+        """
+        if self._closed:
+            raise ValueError("the saver is closed")
+        self._raise_unseen()
+        request = _request(options)
+        path = _absolute(path)
+        future: SaveFuture = _future().SaveFuture(_name(path))
+        if self._when_busy != "wait" and self.pending:
+            if self._when_busy == "error":
+                raise BlockingIOError(errno.EAGAIN, "an earlier save is still being written", future.path)
+            future.cancel()
+            future.set_running_or_notify_cancel()
+            return future
+        entry = self._snapshot(prepare(obj, path, request), future)
+        if entry.buffer is None:
+            self._write_now(entry)
+        else:
+            self._enqueue(entry)
+        return future
+
+    def _snapshot(self, job: SaveJob, future: SaveFuture) -> _Entry:
+        from tensorio.asynchronous._snapshot import Snapshot
+
+        snapshot = Snapshot(job.payloads)
+        buffer = self._buffers.lend(snapshot.nbytes)
+        if buffer is not None:
+            try:
+                snapshot.take(buffer)
+            except BaseException:
+                self._buffers.give_back(buffer)
+                raise
+        return _Entry(job, buffer, future)
+
+    def _write_now(self, entry: _Entry) -> None:
+        warnings.warn(
+            f"a snapshot for {entry.future.path} needs more than max_memory; it is saved without one",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        self._wait_for_writes(None)  # the order of the saves is kept
+        self._write(entry)
+
+    # ------------------------------------------------------------------ writing
+
+    def _enqueue(self, entry: _Entry) -> None:
+        with self._changed:
+            self._queue.append(entry)
+            thread = None
+            if self._thread is None:
+                thread = self._thread = threading.Thread(target=self._run, name="tensorio-save", daemon=False)
+        entry.future.add_done_callback(self._drop_cancelled)
+        if thread is not None:
+            self._start(thread)
+
+    def _start(self, thread: threading.Thread) -> None:
+        if not _ending:
+            try:
+                thread.start()
+                return
+            except RuntimeError:  # no more threads to be had, or the interpreter is ending: then in this one
+                pass
+        self._run()
+        if _ending:
+            _future().print_unseen()
+
+    def _drop_cancelled(self, future: Future[Saved]) -> None:
+        """Give back the buffer of a save as soon as it is cancelled."""
+        if not future.cancelled():
+            return
+        with self._changed:
+            found = next((e for e in self._queue if e.future is future), None)
+            if found is None:
+                return
+            self._queue.remove(found)
+            self._changed.notify_all()
+        if found.buffer is not None:
+            self._buffers.give_back(found.buffer)
+        found.future.set_running_or_notify_cancel()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._queue:
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
+                entry = self._queue.popleft()
+                self._writing += 1
+            try:
+                self._write(entry)
+            finally:
+                with self._changed:
+                    self._writing -= 1
+                    self._changed.notify_all()
+            del entry
+
+    def _write(self, entry: _Entry) -> None:
+        future = entry.future
+        saved: Saved | BaseException
+        try:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                saved = entry.job.write()
+            except BaseException as error:  # of `progress`, too, whatever it is: it is told to who looks
+                saved = error
+        finally:
+            if entry.buffer is not None:
+                self._buffers.give_back(entry.buffer)
+        if not isinstance(saved, BaseException):
+            future.set_result(saved)
+            return
+        with self._changed:
+            self._failed = [f for f in self._failed if f.unseen]
+            self._failed.append(future)
+        future.fail(saved)
+
+    # ------------------------------------------------------------------ waiting
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when all saves are written.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            In seconds.
+
+        Raises
+        ------
+        TimeoutError
+            They are not, in that time.
+        Exception
+            The first failure that nobody has looked at, with a note that names its path.
+        """
+        if not self._wait_for_writes(timeout):
+            raise TimeoutError(f"{self.pending} saves are not written after {timeout} seconds")
+        self._raise_unseen()
+
+    def _wait_for_writes(self, timeout: float | None) -> bool:
+        end = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while self._queue or self._writing:
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                self._changed.wait(left)
+        return True
+
+    def _raise_unseen(self) -> None:
+        with self._changed:
+            failed, self._failed = [f for f in self._failed if f.unseen], []
+            self._failed += failed[1:]
+        if failed:
+            error = failed[0].exception()
+            assert error is not None
+            raise _future().noted(error, failed[0].path)
+
+    def close(self) -> None:
+        """Wait until all saves are written, and let go of the memory; what failed unseen is raised, as by `wait`."""
+        self._closed = True
+        try:
+            self.wait()
+        finally:
+            self._buffers.drop()
+
+    def __enter__(self) -> AsyncSaver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        self._closed = True  # what went wrong in the block is raised; failures of saves are printed at the end
+        self._wait_for_writes(None)
+        self._buffers.drop()
+
+
+def _future() -> ModuleType:
+    """concurrent.futures takes longer to import than all of tensorio: only who saves in the background pays for it."""
+    from tensorio.asynchronous import _future
+
+    return _future
+
+
+def _request(options: dict[str, Any]) -> SaveRequest:
+    for name in options:
+        if name not in SaveRequest.__dataclass_fields__:
+            raise TypeError(f"expected options of tensorio.save, found {name}=")
+    return SaveRequest(**options)
+
+
+def _absolute(path: Any) -> Any:
+    """The program may go to another folder before the file is written."""
+    if not isinstance(path, str | bytes | os.PathLike) or "://" in os.fsdecode(path):
+        return path
+    return os.path.abspath(os.fspath(path))
+
+
+def _name(path: Any) -> str:
+    return os.fsdecode(path) if isinstance(path, str | bytes) else f"a {type(path).__name__}"
+
+
+def _finish() -> None:
+    """At the end of the program: threads were waited for, but not those that handlers like this one started."""
+    global _ending
+    _ending = True
+    for saver in list(_savers):
+        saver._wait_for_writes(None)
+    if _savers:
+        _future().print_unseen()
+
+
+def _begin_in_child() -> None:
+    for saver in list(_savers):
+        _future().forget()
+        saver._reset()
+
+
+atexit.register(_finish)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_in_child)

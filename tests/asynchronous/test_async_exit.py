@@ -1,0 +1,132 @@
+"""The end of a program, and its children: no save is lost without a word."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tensorio
+
+pytestmark = pytest.mark.plain_build
+
+# A save that is still being written when the program's last line is done.
+BEGIN = """
+import os, sys, time
+import numpy as np, tensorio
+path = sys.argv[1]
+slowly = lambda done, total: time.sleep(0.2)
+obj = {"x": np.arange(1000)}
+"""
+
+
+def run(code: str, path: Path, *, status: int = 0) -> str:
+    """Run a program; what it says on stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + code, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": ":".join(p for p in sys.path if p)},
+    )
+    assert done.returncode == status, done.stderr
+    return done.stderr
+
+
+def assert_written(path: Path) -> None:
+    assert np.array_equal(tensorio.load(path)["x"], np.arange(1000))
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("tensorio.save_async(obj, path, progress=slowly)", 0),
+        ("tensorio.AsyncSaver().save(obj, path, progress=slowly)", 0),
+        ("tensorio.save_async(obj, path, progress=slowly); sys.exit(3)", 3),
+        ("tensorio.save_async(obj, path, progress=slowly); 1 / 0", 1),
+        ("[tensorio.save_async({'x': np.arange(i)}, path, progress=slowly) for i in (1, 10, 1000)]", 0),
+    ],
+)
+def test_the_end_waits_for_what_is_pending(tmp_path: Path, code: str, status: int) -> None:
+    run(code, tmp_path / "x.pt", status=status)
+    assert_written(tmp_path / "x.pt")
+
+
+LATER = "import atexit; atexit.register(lambda: tensorio.save_async(obj, path, progress=slowly))"
+
+
+def test_a_save_by_a_handler_of_the_end(tmp_path: Path) -> None:
+    """Nobody waits for threads any more, and from Python 3.12 on none can be started."""
+    run(LATER, tmp_path / "x.pt")
+    assert_written(tmp_path / "x.pt")
+    assert "nobody looked" in run(LATER, tmp_path / "missing" / "x.pt")
+
+
+def test_a_save_by_a_handler_that_comes_after_ours(tmp_path: Path) -> None:
+    begin = "import atexit; from tensorio.asynchronous._saver import _finish as finish; atexit.unregister(finish)"
+    late = f"tensorio.AsyncSaver()\n{begin}\n{LATER}\natexit.register(finish)"
+    run(late, tmp_path / "x.pt")
+    assert_written(tmp_path / "x.pt")
+    assert "nobody looked" in run(late, tmp_path / "missing" / "x.pt")
+
+
+def test_a_save_from_a_daemon_thread(tmp_path: Path) -> None:
+    run(
+        "import threading\n"
+        "t = threading.Thread(target=lambda: tensorio.save_async(obj, path, progress=slowly), daemon=True)\n"
+        "t.start(); t.join()",
+        tmp_path / "x.pt",
+    )
+    assert_written(tmp_path / "x.pt")
+
+
+def test_a_failure_that_nobody_looked_at_is_printed(tmp_path: Path) -> None:
+    said = run("tensorio.save_async(obj, path)", tmp_path / "missing" / "x.pt")
+    assert "missing/x.pt failed, and nobody looked at its future" in said
+    assert "FileNotFoundError" in said
+
+
+def test_a_failure_that_somebody_looked_at_is_not(tmp_path: Path) -> None:
+    assert run("tensorio.save_async(obj, path).exception()", tmp_path / "missing" / "x.pt") == ""
+
+
+def test_ctrl_c_in_the_loop_loses_nothing(tmp_path: Path) -> None:
+    said = run(
+        "import signal; tensorio.save_async(obj, path, progress=slowly); os.kill(os.getpid(), signal.SIGINT)\n"
+        "time.sleep(60)",
+        tmp_path / "x.pt",
+        status=-signal.SIGINT,
+    )
+    assert "KeyboardInterrupt" in said
+    assert_written(tmp_path / "x.pt")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_begins_with_nothing(tmp_path: Path) -> None:
+    """It neither waits for its parent's saves nor writes them, and can save for itself."""
+    run(
+        """
+saver = tensorio.AsyncSaver()
+saver.save(obj, path, progress=slowly)
+tensorio.save_async({"x": np.zeros(1)}, path + ".other.pt").result()
+pid = os.fork()
+if pid == 0:
+    assert saver.pending == 0
+    saver.wait()
+    saver.save({"x": np.arange(1000)}, path + ".child.pt").result()
+    tensorio.save_async({"x": np.arange(1000)}, path + ".child2.pt").result()
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+assert saver.pending == 1
+for name in (".other.pt", ".child.pt", ".child2.pt"):
+    os.unlink(path + name)
+""".replace("slowly", "lambda done, total: time.sleep(2)"),
+        tmp_path / "x.pt",
+    )
+    assert_written(tmp_path / "x.pt")
