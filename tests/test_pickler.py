@@ -439,7 +439,7 @@ def test_failed_write_keeps_no_reference() -> None:
 def test_arrays_are_kept_or_left_to_be_made() -> None:
     plain = np.arange(4.0)
     odd = {"a": np.arange(5.0)[::-1], "b": np.arange(3, dtype=">i4"), "c": plain}
-    data, spaces, offsets, sizes, keep, made = _pickler.dumps(odd)
+    data, spaces, offsets, sizes, keep, made, _ = _pickler.dumps(odd)
     assert list(spaces) == [-1, -1, -1]
     assert list(sizes) == [40, 12, 32]
     assert made[0] is odd["a"]

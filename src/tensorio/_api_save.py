@@ -57,7 +57,10 @@ def save(
         Where payloads start, in bytes: each record of a ``.pt`` (default 64, at
         most 32768), the first tensor of a ``.safetensors`` (default 8).
     compact : bool
-        Write only the part of each storage that the tensors reach.
+        Write only the part of each storage that the tensors reach, and views
+        with holes in them, such as ``weight[:, ::2]``, without the holes, in C
+        order, if no other tensor shares their bytes. ``Saved.left_out`` says how
+        much that was. Formats of names and tensors never hold more.
     max_shard_size : optional
         Not available yet; must be None.
     include, exclude : optional

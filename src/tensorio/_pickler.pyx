@@ -27,6 +27,7 @@ import sys
 from _compat_pickle import REVERSE_IMPORT_MAPPING as _IMPORTS, REVERSE_NAME_MAPPING as _NAMES
 from _codecs import encode as _codecs_encode
 from collections import OrderedDict
+from math import prod
 from dataclasses import replace as _replace
 from copyreg import dispatch_table as _dispatch_table
 from pickle import PicklingError, whichmodule
@@ -34,6 +35,7 @@ from types import FunctionType as _FunctionType
 
 import numpy as np
 
+from tensorio import _core
 from tensorio.dtypes import BY_NAME as _BY_NAME, DTYPES as _DTYPES, of_numpy
 from tensorio.errors import UnsupportedError
 from tensorio._unpickler import Leaf as _Leaf, _Global
@@ -54,6 +56,8 @@ cdef extern from "Python.h":
 
 cdef enum:
     BATCH = 1000  # items per APPENDS and SETITEMS, as CPython's _pickle.c
+    ALONE_MAX = 256  # views of one storage that are compared with each other, in pairs
+    SHARE_WORK = 10_000  # steps of NumPy's search for a byte that two views share; usual views take under ten
     MAX_DEPTH = 2000  # levels: about 1 KiB of a thread's stack each, of which some have 2 MiB
 
 cdef array.array _Q = _array.array("q")
@@ -128,6 +132,8 @@ cdef struct Span:
     int64_t group_hi
     int32_t group
     int32_t dtype
+    int32_t alone    # not 0: number of a view that shares no byte with another, and is written in C order
+    bint held        # a torch tensor's, whose whole storage would be written if not for `compact`
 
 
 @cython.final
@@ -143,7 +149,8 @@ cdef class _Pickler:
         ``leaf(obj)`` answers (dtype code, space, offset, nbytes, shape, strides
         in bytes, flags) for tensors that stand for bytes elsewhere.
     compact : bool
-        Store the part of torch's storages that tensors reach, not all of them.
+        Store the part of torch's storages that tensors reach, not all of them; views
+        with holes that share no byte with another in C order, without the holes.
     exact : bool
         Write what ``torch.save`` would: NumPy arrays as NumPy pickles them, no
         bytes as two types, nothing from another device.
@@ -170,6 +177,10 @@ cdef class _Pickler:
     cdef object leaf
     cdef object fetch
     cdef bint compact
+    cdef dict holed         # compact: views with holes, by number of their span; see `_elements`
+    cdef dict alone_pieces  # compact: piece of each view that is alone
+    cdef dict whole         # compact: bytes of the torch storages that are written in part, as `by_storage`
+    cdef int64_t placed     # bytes of the pieces of spans
     cdef bint exact
     cdef dict classes       # exact: the class as which the bytes at an address are saved
     cdef dict by_storage    # torch storages: (identity, class) -> Piece
@@ -191,6 +202,7 @@ cdef class _Pickler:
         self.leaf = leaf
         self.fetch = fetch
         self.compact = compact
+        self.holed, self.alone_pieces, self.whole = {}, {}, {}
         self.exact = exact
         self.classes = {}
         self.by_storage = {}
@@ -680,11 +692,9 @@ cdef class _Pickler:
         self.n_pieces += 1
         return <int32_t> (self.n_pieces - 1)
 
-    cdef int32_t place(self, int64_t space, int dtype, int64_t lo, int64_t hi, int64_t *first) except -1:
-        """The piece of a tensor that reaches [lo, hi) of `space`, and the element of it where the tensor starts."""
+    cdef int span(self, int64_t space, int dtype, int64_t lo, int64_t hi) except -1:
+        """Note what a tensor reaches, as the span that is next, where the caller counts it."""
         cdef Span *s
-        cdef const Span *found
-        cdef int32_t piece
         if self.n_spans == self.spans_room:
             self.spans_room = 2 * self.spans_room + 64
             s = <Span *> PyMem_Realloc(self.spans, self.spans_room * sizeof(Span))
@@ -692,10 +702,18 @@ cdef class _Pickler:
                 raise MemoryError()
             self.spans = s
         s = &self.spans[self.n_spans]
-        s.space, s.dtype, s.lo, s.hi = space, dtype, lo, hi
+        s.space, s.dtype, s.lo, s.hi, s.alone, s.held = space, dtype, lo, hi, 0, False
+        return 0
+
+    cdef int32_t place(self, int64_t space, int dtype, int64_t lo, int64_t hi, int64_t *first) except -1:
+        """The piece of a tensor that reaches [lo, hi) of `space`, and the element of it where the tensor starts."""
+        cdef const Span *found
+        cdef int32_t piece
+        self.span(space, dtype, lo, hi)
         first[0] = 0
         if self.grouped is None:
             piece = self.new_piece(space, lo, hi - lo)
+            self.placed += hi - lo
         else:
             # Reductions are asked again, and other threads run meanwhile: the spans of both runs must correspond.
             if self.n_spans >= self.grouped.n_spans:
@@ -708,8 +726,42 @@ cdef class _Pickler:
             piece = self.group_pieces[found.group]
             if piece < 0:
                 piece = self.new_piece(space, found.group_lo, found.group_hi - found.group_lo)
+                self.placed += found.group_hi - found.group_lo
                 self.group_pieces[found.group] = piece
         self.n_spans += 1
+        return piece
+
+    cdef int32_t place_view(self, int64_t space, Tensor *t, int64_t lo, int64_t hi, object view,
+                            int64_t *first) except -1:
+        """The same of a strided view, whose strides change if it can be written without its holes.
+
+        `view` is an array or leaf of its elements; None for memory.
+        """
+        cdef int64_t nbytes = t.itemsize
+        cdef int32_t alone
+        cdef int i
+        if not self.compact:
+            return self.place(space, t.dtype, lo, hi, first)
+        for i in range(t.rank):
+            nbytes *= t.shape[i]
+        if self.grouped is None:
+            if nbytes < hi - lo:
+                self.holed[self.n_spans] = (space, lo, *_layout(t))
+            return self.place(space, t.dtype, lo, hi, first)
+        alone = self.grouped.spans[self.n_spans].alone if self.n_spans < self.grouped.n_spans else 0
+        if not alone:
+            return self.place(space, t.dtype, lo, hi, first)
+        if _layout(t) != self.grouped.holed[self.n_spans][2:]:
+            raise UnsupportedError("the object changed while it was saved")
+        self.span(space, t.dtype, lo, hi)
+        self.n_spans += 1
+        first[0] = 0
+        piece = self.alone_pieces.get(alone)
+        if piece is None:
+            piece = self.alone_pieces[alone] = self.new_piece(-1, 0, nbytes)
+            self.made[piece] = _elements(-1, lo, *_layout(t)) if view is None else view
+            self.placed += nbytes
+        _c_order(t)
         return piece
 
     cdef int pid(self, int32_t piece, object cls, str location, int64_t numel) except -1:
@@ -805,20 +857,18 @@ cdef class _Pickler:
             first[0] = 0
             return self.place_copy(a, t)
         self.keep.append(a)
-        return self.place(-1, t.dtype if group < 0 else group, t.address, t.address + t.reach, first)
+        if group < 0:
+            return self.place_view(-1, t, t.address, t.address + t.reach, a, first)
+        return self.place(-1, group, t.address, t.address + t.reach, first)
 
     cdef int32_t place_copy(self, object a, Tensor *t) except -1:
         """An array of foreign byte order or odd strides: written in C order, copied when its turn comes."""
-        cdef int64_t step = 1
-        cdef int i
         cdef int32_t piece
         row = of_numpy(a.dtype)
         if row is None:
             return -2
         t.dtype, t.itemsize = row.code, row.itemsize
-        for i in range(t.rank - 1, -1, -1):
-            t.strides[i] = step
-            step *= max(t.shape[i], 1)
+        _c_order(t)
         piece = self.new_piece(-1, 0, t.numel * t.itemsize)
         self.made[piece] = a
         return piece
@@ -845,7 +895,9 @@ cdef class _Pickler:
         for i in range(t.rank):
             t.shape[i] = shape[i]
             t.strides[i] = strides[i] // t.itemsize
-        return self.place(space, t.dtype if group < 0 else group, offset, offset + nbytes, first)
+        if group < 0:
+            return self.place_view(space, t, offset, offset + nbytes, obj, first)
+        return self.place(space, group, offset, offset + nbytes, first)
 
     # ---------------------------------------- tensors that NumPy has no array for
 
@@ -934,7 +986,9 @@ cdef class _Pickler:
             self.keep.append(storage)
             if <int64_t> obj.storage_offset() * t.itemsize + t.reach > <int64_t> storage.nbytes():
                 raise UnsupportedError("a torch tensor is larger than its storage, which was resized; nothing to save")
-            piece = self.place(-1, t.dtype, t.address, t.address + t.reach, &first)
+            self.whole[self.storage_key(storage, t.dtype)] = storage.nbytes()
+            piece = self.place_view(-1, t, t.address, t.address + t.reach, None, &first)
+            self.spans[self.n_spans - 1].held = True
         else:
             piece = self.whole_storage(storage, t.dtype)
             first = obj.storage_offset()
@@ -944,12 +998,15 @@ cdef class _Pickler:
             self.tensor(t, piece, first)
         return self.memoize(obj)
 
+    cdef tuple storage_key(self, object storage, object kind):
+        """What stands for a torch storage as of one class; as in torch, an empty one is of every class."""
+        by_bytes = kind == _BYTE or kind == "UntypedStorage" or type(kind) is int and _STORAGE_OF[kind] is None
+        return storage._cdata, (_BY_BYTES if by_bytes else kind) if storage.nbytes() else None
+
     cdef int32_t whole_storage(self, object storage, object kind) except -1:
         """One piece per torch storage and class, in order of first appearance; a device's bytes are fetched."""
         count = storage.nbytes()
-        # As in torch, an empty storage is of every class.
-        key = (storage._cdata, (_BY_BYTES if kind == _BYTE or kind == "UntypedStorage" or type(kind) is int
-                                and _STORAGE_OF[kind] is None else kind) if count else None)
+        key = self.storage_key(storage, kind)
         if self.exact and count and self.classes.setdefault(storage.data_ptr(), key[1]) != key[1]:
             raise UnsupportedError("bytes that are saved as two types")
         piece = self.by_storage.get(key)
@@ -1002,15 +1059,35 @@ def _reduction(obj):
 cdef int _flat(tuple shape, Tensor *t) except -1:
     """Give a tensor a shape, with strides in C order."""
     cdef int i
-    cdef int64_t step = 1
     if len(shape) > MAX_RANK:
         raise UnsupportedError(f"a tensor of {len(shape)} dimensions; torch has at most {MAX_RANK}")
     t.rank = <int> len(shape)
-    for i in range(t.rank - 1, -1, -1):
+    for i in range(t.rank):
         t.shape[i] = shape[i]
+    _c_order(t)
+    return 0
+
+
+cdef void _c_order(Tensor *t) noexcept:
+    """Give a tensor of a shape the strides of C order."""
+    cdef int i
+    cdef int64_t step = 1
+    for i in range(t.rank - 1, -1, -1):
         t.strides[i] = step
         step *= max(t.shape[i], 1)
-    return 0
+
+
+cdef tuple _layout(const Tensor *t):
+    """(shape, strides in bytes, itemsize)."""
+    cdef int i
+    shape = tuple([t.shape[i] for i in range(t.rank)])
+    return shape, tuple([t.strides[i] * t.itemsize for i in range(t.rank)]), t.itemsize
+
+
+def _elements(space, lo, shape, strides, itemsize):
+    """An array of a view's place in memory; for another space, of one like it, which is not to be looked at."""
+    memory = _core.memory(lo if space < 0 else lo + itemsize, _reach(shape, strides, itemsize), None)
+    return np.ndarray(shape, f"V{itemsize}", memory, 0, strides)
 
 
 cdef object _class_code(object cls):
@@ -1068,7 +1145,7 @@ cdef bint _group(Span *spans, Py_ssize_t n) except -1:
     qsort(order, n, sizeof(Span *), _by_place)
     for i in range(n):
         s = order[i]
-        if s.hi == s.lo:  # shares nothing, and must not come between two that do
+        if s.hi == s.lo or s.alone:  # shares nothing, and must not come between two that do
             group += 1
             s.group, s.group_lo, s.group_hi = group, s.lo, s.hi
             continue
@@ -1090,9 +1167,74 @@ cdef bint _group(Span *spans, Py_ssize_t n) except -1:
 cdef void _close_group(Span **order, Py_ssize_t first, Py_ssize_t last, int64_t hi) noexcept:
     cdef Py_ssize_t i
     for i in range(first, last):
-        if order[i].hi > order[i].lo:
+        if order[i].hi > order[i].lo and not order[i].alone:
             order[i].group_lo = order[first].lo
             order[i].group_hi = hi
+
+
+cdef int64_t _uncompacted(_Pickler pickler) except -1:
+    """Bytes of the storages that would be written if not for `compact`: torch's whole, others from end to end."""
+    cdef Span *s
+    cdef Py_ssize_t i
+    held = {pickler.spans[i].group for i in range(pickler.n_spans) if pickler.spans[i].held}
+    groups = {}
+    for i in range(pickler.n_spans):
+        s = &pickler.spans[i]
+        if s.group not in held:
+            groups[s.group] = s.group_hi - s.group_lo
+    return sum(pickler.whole.values()) + sum(groups.values())
+
+
+cdef bint _find_alone(_Pickler pickler) except -1:
+    """Mark the views with holes that are to be written by themselves: they share no byte with another; whether any are.
+
+    What the others reach stays from end to end, which must be less for it.
+    """
+    cdef Py_ssize_t i
+    cdef Span *s
+    groups = {pickler.spans[n].group: {} for n in pickler.holed}
+    for i in range(pickler.n_spans):
+        s = &pickler.spans[i]
+        if s.group in groups and s.hi > s.lo:
+            view = pickler.holed.get(i, (s.space, s.lo, (s.hi - s.lo,), (1,), 1))
+            groups[s.group].setdefault(view, []).append(i)
+    count = 0
+    for views in groups.values():
+        if len(views) > ALONE_MAX:
+            continue
+        places = {view: _elements(*view) for view in views}
+        alone = [view for view, numbers in views.items() if numbers[0] in pickler.holed and not any(
+                 [_share(places[view], other) for key, other in places.items() if key != view])]
+        rest = _spanned([view for view in views if view not in alone])
+        if rest + sum([view[4] * prod(view[2]) for view in alone]) >= _spanned(views):
+            continue
+        for view in alone:
+            count += 1
+            for n in views[view]:
+                pickler.spans[n].alone = count
+    return count > 0
+
+
+def _spanned(views):
+    """Bytes from end to end of each run of overlapping views."""
+    total, end = 0, 0
+    for lo, hi in sorted([(view[1], view[1] + _reach(*view[2:])) for view in views]):
+        total += max(hi - max(lo, end), 0)
+        end = max(end, hi)
+    return total
+
+
+def _reach(shape, strides, itemsize):
+    """Bytes from the first element of a view to behind its last one."""
+    return itemsize + sum([(n - 1) * stride for n, stride in zip(shape, strides)])
+
+
+def _share(a, b):
+    """Whether two views have a byte in common; where that is too hard to tell, they have."""
+    try:
+        return np.shares_memory(a, b, SHARE_WORK)
+    except np.exceptions.TooHardError:
+        return True
 
 
 def dumps(obj, leaf=None, bint compact=False, bint exact=False, fetch=None):
@@ -1112,9 +1254,11 @@ def dumps(obj, leaf=None, bint compact=False, bint exact=False, fetch=None):
         offset its address, others are those that `leaf` spoke of.
     keep : list
         Objects whose memory the pieces point into.
-    made : dict of int to ndarray
+    made : dict of int to ndarray or leaf
         Pieces that are an array's elements in C order and native byte order; they
         have no address.
+    left_out : int
+        Bytes of storages that are not written because of `compact`.
 
     Notes
     -----
@@ -1124,8 +1268,16 @@ def dumps(obj, leaf=None, bint compact=False, bint exact=False, fetch=None):
     cdef _Pickler pickler = _Pickler(None, leaf, compact, exact, fetch)
     cdef _Pickler first
     cdef Py_ssize_t i
+    cdef bint again
+    cdef int64_t whole = 0
     data = pickler.dump(obj)
-    if pickler.n_spans > 1 and _group(pickler.spans, pickler.n_spans):
+    again = (pickler.n_spans > 1 or compact) and _group(pickler.spans, pickler.n_spans)
+    if compact:
+        whole = _uncompacted(pickler)
+        if pickler.holed and _find_alone(pickler):
+            _group(pickler.spans, pickler.n_spans)
+            again = True
+    if again:
         first = pickler
         pickler = _Pickler(first, leaf, compact, exact, fetch)
         data = pickler.dump(obj)
@@ -1135,4 +1287,4 @@ def dumps(obj, leaf=None, bint compact=False, bint exact=False, fetch=None):
         (<array.array> spaces).data.as_longlongs[i] = pickler.pieces[i].space
         (<array.array> offsets).data.as_longlongs[i] = pickler.pieces[i].lo
         (<array.array> sizes).data.as_longlongs[i] = pickler.pieces[i].nbytes
-    return data, spaces, offsets, sizes, pickler.keep, pickler.made
+    return data, spaces, offsets, sizes, pickler.keep, pickler.made, whole - pickler.placed if compact else 0

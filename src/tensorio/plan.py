@@ -110,13 +110,18 @@ class LaidOut(Plan, Protocol):
     ----------
     payloads : Payloads
         Of the tensors.
+    left_out : int
+        Bytes of storages that no tensor reaches, and that are not in the plan.
     """
 
     payloads: Payloads
+    left_out: int
 
 
 class FlatPlan:
     """A header, then payloads back to back."""
+
+    left_out = 0
 
     def __init__(self, head: bytes, payloads: Payloads) -> None:
         self.head = head

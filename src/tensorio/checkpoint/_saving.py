@@ -16,7 +16,7 @@ from tensorio.formats._base import SaveOptions
 from tensorio.output import write_plan
 
 if TYPE_CHECKING:
-    from tensorio.plan import Payloads, Plan
+    from tensorio.plan import LaidOut, Payloads
 
 __all__ = ["SaveJob", "SaveRequest", "Saved", "prepare", "save_object"]
 
@@ -113,7 +113,7 @@ def prepare(obj: Any, path: Any, request: SaveRequest, fetch: Callable[[Any], An
     return SaveJob((plan.payloads,), partial(_write, plan, path, request.durable, request.progress))
 
 
-def _write(plan: Plan, path: Any, durable: bool, progress: Progress | None) -> Saved:
+def _write(plan: LaidOut, path: Any, durable: bool, progress: Progress | None) -> Saved:
     write_plan(plan, path, durable=durable, progress=progress)
     name = formats.target_name(path)
-    return Saved(name, () if name is None else (name,), plan.nbytes)
+    return Saved(name, () if name is None else (name,), plan.nbytes, plan.left_out)

@@ -223,7 +223,14 @@ class ZipPlan:
     last : callable, optional
         Makes the payload of the last record (of the size planned) from the CRCs
         of all before it that are not empty.
+
+    Attributes
+    ----------
+    left_out : int
+        Bytes of storages that are not in it because no tensor reaches them.
     """
+
+    left_out = 0
 
     def __init__(
         self,

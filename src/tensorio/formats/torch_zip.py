@@ -153,11 +153,13 @@ def plan(obj: object, options: SaveOptions) -> ZipPlan:
     from tensorio.formats._items import c_order, native
 
     payloads = Payloads()
-    data, _, payloads.addresses, payloads.sizes, payloads.keep, made = _pickler.dumps(
+    data, _, payloads.addresses, payloads.sizes, payloads.keep, made, left_out = _pickler.dumps(
         obj, compact=options.compact, exact=options.exact, fetch=options.fetch
     )
     payloads.makers = {i: partial(c_order, odd, native) for i, odd in made.items()}
-    return _archive(data, payloads, options)
+    plan = _archive(data, payloads, options)
+    plan.left_out = left_out
+    return plan
 
 
 def plan_tree(
@@ -165,6 +167,7 @@ def plan_tree(
     leaf: Callable[[Any], tuple[Any, ...]],
     source: Callable[[int, int, int], Source],
     options: SaveOptions,
+    gathered: Callable[[Any], Source] | None = None,
 ) -> ZipPlan:
     """Lay out a tree whose tensors are extents of other storages.
 
@@ -174,17 +177,21 @@ def plan_tree(
         See `tensorio._pickler.Pickler`.
     source : callable
         ``source(storage, offset, nbytes)`` returns the bytes of an extent.
+    gathered : callable, optional
+        ``gathered(leaf)`` returns the elements of a strided tensor in C order; needed with ``options.compact``.
     """
     from tensorio import _pickler
 
     try:
-        data, spaces, offsets, sizes, _, _ = _pickler.dumps(tree, leaf)
+        data, spaces, offsets, sizes, _, made, left_out = _pickler.dumps(tree, leaf, compact=options.compact)
     except RecursionError:  # as in torch.save; but this tree is out of a file
         raise LimitError("the saved object has too many levels to be written again") from None
     payloads = Payloads()
-    for space, offset, nbytes in zip(spaces, offsets, sizes, strict=True):
-        payloads.add(source(space, offset, nbytes), nbytes)
-    return _archive(data, payloads, options)
+    for i, (space, offset, nbytes) in enumerate(zip(spaces, offsets, sizes, strict=True)):
+        payloads.add(gathered(made[i]) if gathered and i in made else source(space, offset, nbytes), nbytes)
+    plan = _archive(data, payloads, options)
+    plan.left_out = left_out
+    return plan
 
 
 def _archive(data: bytes, payloads: Payloads, options: SaveOptions) -> ZipPlan:
