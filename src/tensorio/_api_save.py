@@ -63,8 +63,10 @@ def save(
         much that was. Formats of names and tensors never hold more.
     max_shard_size : optional
         Not available yet; must be None.
-    include, exclude : optional
-        Not available yet; must be None.
+    include, exclude : str or iterable of str, optional
+        Patterns of tensor names, as in `tensorio.tp`: ``"**.lora_*.**"``. Save
+        only the tensors that `include` fits and `exclude` does not. With
+        `include`, what is no tensor is left out, too.
     base : optional
         Not available yet; must be None.
     digests : bool
@@ -93,6 +95,10 @@ def save(
         The format can't hold something in `obj`.
     NonFiniteError
         With ``check_finite=True``: ``.found`` has every such tensor.
+    TensorNotFoundError
+        A pattern of `include` fits no tensor.
+    ValueError
+        A pattern means nothing.
 
     Notes
     -----
@@ -114,6 +120,9 @@ def convert(
     dtype: str | None = None,
     rename: Callable[[str], str] | Mapping[str, str] | None = None,
     max_shard_size: int | str | None = None,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    compact: bool = False,
     unknown: str = "error",
     allow: Iterable[type] = (),
     strict: bool = False,
@@ -137,6 +146,8 @@ def convert(
         New names for tensors; the result is then flat.
     max_shard_size : optional
         Not available yet; must be None.
+    include, exclude, compact
+        See `save`; names are those of `src`.
 
     Returns
     -------
@@ -153,6 +164,7 @@ def convert(
     Bytes go from the source's mapping to the target a piece at a time: under
     64 MiB of memory, whatever the size.
     """
+    from tensorio.checkpoint._choosing import Choice
     from tensorio.checkpoint._convert import convert_checkpoint
 
     if dtype is not None:
@@ -161,7 +173,10 @@ def convert(
         raise UnsupportedError("max_shard_size= is not available in this version; write one file")
     target = formats.for_target(dst, format)
     with open_checkpoint(src, **reading_options(False, unknown, allow, strict, key=key)) as checkpoint:
-        plan, dropped = convert_checkpoint(checkpoint, target, formats.target_name(dst), rename)
+        choice = Choice(include, exclude)
+        plan, dropped = convert_checkpoint(
+            checkpoint, target, formats.target_name(dst), rename, choice=choice, compact=compact
+        )
         write_plan(CheckedPlan(plan, checkpoint.check_unchanged), dst, durable=durable, progress=progress)
     return dropped
 

@@ -92,8 +92,8 @@ SIGNATURES = {
             "exclude=None, base=None, digests=False, manifest=False, readback=False, check_finite=False, durable=True, "
             "progress=None",
     "save_async": "obj, path, **options",
-    "convert": "src, dst, *, format=None, dtype=None, rename=None, max_shard_size=None, unknown='error', allow=(), "
-               "strict=False, key=None, durable=True, progress=None",
+    "convert": "src, dst, *, format=None, dtype=None, rename=None, max_shard_size=None, include=None, exclude=None, "
+               "compact=False, unknown='error', allow=(), strict=False, key=None, durable=True, progress=None",
     "recover": "src, dst, *, format=None, raw=False, keep_damaged=False, unknown='error', allow=(), encoding=None, "
                "durable=True, progress=None",
     "verify": "path, *, key=None, progress=None",

@@ -105,3 +105,16 @@ def test_many_views_and_whole_storages_are_as_they_were(tmp_path: Path) -> None:
     plain = io.BytesIO()
     tensorio.save(whole, plain, format="torch_zip")
     assert plain.getvalue() == buffer.getvalue()
+
+
+def test_convert_leaves_holes_out(tmp_path: Path) -> None:
+    base = torch.arange(800.0).reshape(100, 8)
+    obj = {"a": base[:, ::2], "b": base[:, 1], "n": 3}
+    torch.save(obj, tmp_path / "x.pt")
+    tensorio.convert(tmp_path / "x.pt", tmp_path / "loose.pt")
+    tensorio.convert(tmp_path / "x.pt", tmp_path / "y.pt", compact=True)
+    got = torch.load(tmp_path / "y.pt")
+    assert_same([got["a"], got["b"]], [obj["a"], obj["b"]])
+    assert got["n"] == 3
+    with tensorio.open(tmp_path / "y.pt") as checkpoint:
+        assert [record.nbytes for record in checkpoint._opened.records() if record.payload] == [1600, 400]

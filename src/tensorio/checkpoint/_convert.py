@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tensorio._unpickler import Leaf
+from tensorio.checkpoint._choosing import Choice, part_of
 from tensorio.dtypes import BY_NAME, c_strides
 from tensorio.errors import TensorMismatchError, UnsupportedError, error_context, escaped
 from tensorio.formats._base import SaveOptions
@@ -25,18 +26,26 @@ if TYPE_CHECKING:
 
     Rename = Callable[[str], str] | Mapping[str, str]
 
-__all__ = ["convert_checkpoint", "others"]
+__all__ = ["convert_checkpoint", "others", "plan_tree"]
 
 
 def convert_checkpoint(
-    checkpoint: Checkpoint, target: Format, name: str | None, rename: Rename | None, align: int | None = None
+    checkpoint: Checkpoint,
+    target: Format,
+    name: str | None,
+    rename: Rename | None,
+    align: int | None = None,
+    choice: Choice | None = None,
+    compact: bool = False,
 ) -> tuple[Plan, list[str]]:
     """Plan the target file.
 
     Parameters
     ----------
-    align : int, optional
+    align, compact
         See `tensorio.save`.
+    choice : Choice, optional
+        Of the tensors, by the names they have in `checkpoint`.
 
     Returns
     -------
@@ -45,17 +54,21 @@ def convert_checkpoint(
     dropped : list of str
         Names of values that the target has no room for.
     """
-    names = _renamed(list(checkpoint), rename)
-    flat = not hasattr(target, "plan_tree")
-    if flat:
+    choice = choice or Choice(None, None)
+    chosen = set(checkpoint) if choice.everything else choice.of(checkpoint)
+    names = _renamed([fqn for fqn in checkpoint if fqn in chosen], rename)
+    rest = [] if choice.only else others(checkpoint)
+    if not hasattr(target, "plan_tree"):
         options = SaveOptions(metadata=checkpoint._opened.metadata, align=align, name=name)
-        return target.plan_items(_items(checkpoint, names), options), others(checkpoint)  # type: ignore[attr-defined]
-    options = SaveOptions(align=align, name=name)
-    plan = _plan_tree(checkpoint, target, names, rename is not None, options)
+        return target.plan_items(_items(checkpoint, names), options), rest  # type: ignore[attr-defined]
+    tree = checkpoint._opened.tree
+    if checkpoint._opened.flat or rename is not None:
+        tree = {new: Leaf(checkpoint._table.index[fqn]) for fqn, new in names.items()}
+    elif not choice.everything:
+        tree = part_of(tree, [(path, fqn in chosen) for fqn, path in checkpoint.paths.items()], choice.only)
+    plan = plan_tree(checkpoint, target, tree, SaveOptions(align=align, compact=compact, name=name))
     dropped = [f"__metadata__.{key}" for key in checkpoint.metadata]
-    if rename is not None:
-        dropped += others(checkpoint)
-    return plan, dropped
+    return plan, dropped + (rest if rename is not None else [])
 
 
 def _renamed(fqns: list[str], rename: Rename | None) -> dict[str, str]:
@@ -121,12 +134,9 @@ def _gathered(checkpoint: Checkpoint, info: TensorInfo) -> Iterator[memoryview]:
 # ------------------------------------------------------------------- tree targets
 
 
-def _plan_tree(checkpoint: Checkpoint, target: Any, names: dict[str, str], renamed: bool, options: SaveOptions) -> Plan:
-    opened = checkpoint._opened
+def plan_tree(checkpoint: Checkpoint, target: Any, tree: Any, options: SaveOptions) -> Plan:
+    """Lay out a file of a tree whose leaves are rows of a checkpoint."""
     table = checkpoint._table
-    tree = opened.tree
-    if opened.flat or renamed:
-        tree = {new: Leaf(table.index[fqn]) for fqn, new in names.items()}
 
     def leaf(obj: Any) -> tuple[Any, ...]:
         info = table.info(obj.row, "")
@@ -140,8 +150,11 @@ def _plan_tree(checkpoint: Checkpoint, target: Any, names: dict[str, str], renam
     def source(space: int, lo: int, nbytes: int) -> Source:
         return _extent(checkpoint._storage(space), lo, nbytes)
 
+    def gathered(obj: Any) -> Source:
+        return partial(c_order, checkpoint._plain(table, obj.row))
+
     with error_context(path=checkpoint._name):
-        return target.plan_tree(tree, leaf, source, options)  # type: ignore[no-any-return]
+        return target.plan_tree(tree, leaf, source, options, gathered)  # type: ignore[no-any-return]
 
 
 def _unpacked(info: TensorInfo) -> tuple[Any, TensorInfo]:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tensorio import formats
+from tensorio.checkpoint._choosing import Choice, chosen_part
 from tensorio.errors import UnsupportedError
 from tensorio.formats._base import SaveOptions
 from tensorio.output import write_plan
@@ -22,7 +23,7 @@ __all__ = ["SaveJob", "SaveRequest", "Saved", "prepare", "save_object"]
 
 Progress = Callable[[int, int], object]
 
-_REFUSED = ("max_shard_size", "include", "exclude", "base", "digests", "manifest", "readback")
+_REFUSED = ("max_shard_size", "base", "digests", "manifest", "readback")
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ def prepare(obj: Any, path: Any, request: SaveRequest, fetch: Callable[[Any], An
     for option in _REFUSED:
         if getattr(request, option) not in (None, False):
             raise UnsupportedError(f"{option}= is not available in this version")
+    obj = chosen_part(obj, Choice(request.include, request.exclude))
     if request.check_finite:
         from tensorio.checkpoint._finite import require_finite
 
