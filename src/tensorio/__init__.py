@@ -12,6 +12,7 @@ from tensorio import tp
 from tensorio._api import identify, load, open, scan, verify
 from tensorio._api_async import AsyncSaver, save_async
 from tensorio._api_crypt import decrypt, encrypt
+from tensorio._api_less import delta_chain
 from tensorio._api_save import convert, recover, save
 from tensorio._api_tp import ranked, shard, unshard
 from tensorio._version import __version__
@@ -115,6 +116,7 @@ __all__ = [
     "check_finite",
     "convert",
     "decrypt",
+    "delta_chain",
     "encrypt",
     "guard",
     "identify",

@@ -67,8 +67,11 @@ def save(
         Patterns of tensor names, as in `tensorio.tp`: ``"**.lora_*.**"``. Save
         only the tensors that `include` fits and `exclude` does not. With
         `include`, what is no tensor is left out, too.
-    base : optional
-        Not available yet; must be None.
+    base : str, os.PathLike or Checkpoint, optional
+        A ``.safetensors`` file in the folder of `path`. Only the tensors whose
+        bytes, dtype or shape differ from its are stored; for the rest the new
+        file, a delta, refers to it, and can't be read whole without it. For
+        ``.safetensors`` only.
     digests : bool
         Not available yet; must be False.
     manifest : bool
@@ -92,16 +95,19 @@ def save(
     OSError
         From the system; the old file is as it was, and no temporary is left.
     UnsupportedError, TensorMismatchError
-        The format can't hold something in `obj`.
+        The format can't hold something in `obj`; or `base` does not fit.
     NonFiniteError
         With ``check_finite=True``: ``.found`` has every such tensor.
     TensorNotFoundError
         A pattern of `include` fits no tensor.
     ValueError
-        A pattern means nothing.
+        A pattern means nothing, or `path` is a file that `base` needs.
 
     Notes
     -----
+    With `base`, tensors are compared byte for byte, by all cores, at the speed
+    at which both can be read.
+
     The file appears whole or not at all: it is written beside the target and
     renamed. Memory: under 32 MiB beyond the tensors.
     """

@@ -45,9 +45,9 @@ class Identity(NamedTuple):
     mtime_ns: int
 
     @classmethod
-    def of(cls, fd: int) -> Identity:
-        """Identify the file open at descriptor `fd`."""
-        s = os.fstat(fd)
+    def of(cls, file: int | str) -> Identity:
+        """Identify the file open at a descriptor, or of a name."""
+        s = os.stat(file)
         return cls(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns)
 
 

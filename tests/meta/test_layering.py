@@ -60,6 +60,7 @@ RANKS: list[tuple[str, ...]] = [
         "_api",
         "_api_crypt",
         "_api_async",
+        "_api_less",
         "_api_save",
         "_api_tp",
         "cli",

@@ -63,6 +63,7 @@ NAMES = [
     "check_finite",
     "convert",
     "decrypt",
+    "delta_chain",
     "encrypt",
     "guard",
     "identify",
@@ -94,6 +95,7 @@ SIGNATURES = {
     "save_async": "obj, path, **options",
     "convert": "src, dst, *, format=None, dtype=None, rename=None, max_shard_size=None, include=None, exclude=None, "
                "compact=False, unknown='error', allow=(), strict=False, key=None, durable=True, progress=None",
+    "delta_chain": "path",
     "recover": "src, dst, *, format=None, raw=False, keep_damaged=False, unknown='error', allow=(), encoding=None, "
                "durable=True, progress=None",
     "verify": "path, *, key=None, progress=None",

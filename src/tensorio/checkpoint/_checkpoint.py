@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tensorio import formats
+from tensorio.checkpoint._delta import close_all, is_delta, options_of, with_bases
 from tensorio.checkpoint._loading import check_choice, described, reads_payload, settle
 from tensorio.checkpoint._moving import Moving
 from tensorio.checkpoint._several import place_of_several
@@ -19,7 +20,7 @@ from tensorio.errors import (
     UnsupportedError,
     error_context,
 )
-from tensorio.formats._base import Opened, OpenOptions
+from tensorio.formats._base import IncompleteError, Opened, OpenOptions
 from tensorio.opening import leave_behind, open_storage
 from tensorio.storage import Identity, Storage
 from tensorio.tensors import CONJ, NEG, Infos, Table, TensorInfo
@@ -99,8 +100,8 @@ class Checkpoint(Moving):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files the checkpoint is in."""
-        return () if self.path is None else (self.path,)
+        """The files the checkpoint is in; behind a delta, those it refers to."""
+        return () if self.path is None else (self.path, *self._opened.bases)
 
     @property
     def nbytes(self) -> int:
@@ -348,10 +349,14 @@ def checkpoint_of(storage: Storage, path: str | None, name: str, arguments: dict
     format, mmap, options = arguments["format"], arguments["mmap"], dict(arguments)
     del options["format"], options["mmap"]
     choices = OpenOptions(**options)
+    storages = [storage]
     try:
         with error_context(path=name):
             storage, choices = unlocked(storage, choices)
             opened = formats.of_storage(storage, format, name).open(storage, choices)
+            if is_delta(opened):
+                opened = with_bases(opened, path, mmap, choices)
+                storages = opened.storages
             settle(storage, mmap, progress, whole=False)
             storage.check_unchanged()
             if verify:
@@ -360,7 +365,7 @@ def checkpoint_of(storage: Storage, path: str | None, name: str, arguments: dict
                 verify_opened(opened, name, progress).raise_first()
         loading = described(storage, mmap)
     except BaseException:
-        storage.close()
+        close_all(storages)
         raise
     return Checkpoint(opened, path, name, arguments, loading)
 
@@ -370,7 +375,7 @@ def load_file(
 ) -> Any:
     """Load a whole file the short way: no table, arrays at once."""
     check_choice(mmap)
-    storage, _, name = open_storage(source, writable=options.writable)
+    storage, path, name = open_storage(source, writable=options.writable)
     stored = storage
     try:
         with error_context(path=name):
@@ -386,5 +391,9 @@ def load_file(
             storage.check_unchanged()
         leave_behind(source, stored)
         return tree
+    except IncompleteError:
+        arguments = {"format": format, "mmap": mmap, **options_of(options)}
+        with checkpoint_of(storage, path, name, arguments, progress=progress) as checkpoint:
+            return checkpoint.tree()
     finally:
         storage.close()  # the arrays keep what they need

@@ -15,15 +15,18 @@ from tensorio.checkpoint._choosing import Choice, chosen_part
 from tensorio.errors import UnsupportedError
 from tensorio.formats._base import SaveOptions
 from tensorio.output import write_plan
+from tensorio.plan import CheckedPlan
 
 if TYPE_CHECKING:
+    from tensorio.formats._base import Format
     from tensorio.plan import LaidOut, Payloads
 
 __all__ = ["SaveJob", "SaveRequest", "Saved", "prepare", "save_object"]
 
 Progress = Callable[[int, int], object]
+Check = Callable[[], object]
 
-_REFUSED = ("max_shard_size", "base", "digests", "manifest", "readback")
+_REFUSED = ("max_shard_size", "digests", "manifest", "readback")
 
 
 @dataclass(frozen=True)
@@ -111,11 +114,24 @@ def prepare(obj: Any, path: Any, request: SaveRequest, fetch: Callable[[Any], An
     metadata = None if request.metadata is None else dict(request.metadata)
     chosen = formats.for_target(path, request.format)
     name = formats.target_name(path)
-    plan = chosen.plan(obj, SaveOptions(metadata, request.align, request.compact, name, fetch=fetch))
-    return SaveJob((plan.payloads,), partial(_write, plan, path, request.durable, request.progress))
+    options = SaveOptions(metadata, request.align, request.compact, name, fetch=fetch)
+    plan, check, unchanged = _planned(obj, request.base, chosen, options)
+    write = partial(_write, plan, check, path, request.durable, request.progress, unchanged)
+    return SaveJob((plan.payloads,), write)
 
 
-def _write(plan: LaidOut, path: Any, durable: bool, progress: Progress | None) -> Saved:
-    write_plan(plan, path, durable=durable, progress=progress)
+def _planned(obj: Any, base: Any, target: Format, options: SaveOptions) -> tuple[LaidOut, Check | None, int]:
+    """The layout of the file, what is to be asked once it is written, and the bytes that it leaves to its base."""
+    if base is None:
+        return target.plan(obj, options), None, 0
+    from tensorio.checkpoint._unchanged import plan_delta  # needs NumPy
+
+    return plan_delta(obj, base, target, options)
+
+
+def _write(
+    plan: LaidOut, check: Check | None, path: Any, durable: bool, progress: Progress | None, unchanged: int
+) -> Saved:
+    write_plan(plan if check is None else CheckedPlan(plan, check), path, durable=durable, progress=progress)
     name = formats.target_name(path)
-    return Saved(name, () if name is None else (name,), plan.nbytes, plan.left_out)
+    return Saved(name, () if name is None else (name,), plan.nbytes, plan.left_out, unchanged)

@@ -20,7 +20,19 @@ if TYPE_CHECKING:
     from tensorio.encryption._keys import KeySource
     from tensorio.plan import LaidOut
 
-__all__ = ["Format", "OpenOptions", "Opened", "Room", "SaveOptions", "StoredRecord", "naming_budget"]
+__all__ = [
+    "DELTA_KEY",
+    "Format",
+    "IncompleteError",
+    "OpenOptions",
+    "Opened",
+    "Room",
+    "SaveOptions",
+    "StoredRecord",
+    "naming_budget",
+]
+
+DELTA_KEY = "tensorio.delta"  # in the notes of a file that refers to another for some of its tensors
 
 # What naming the tensors of a tree may cost, in bytes: this much, and so much per byte of its pickles (half of promise
 # P3).
@@ -43,6 +55,10 @@ def naming_budget(pickled: int) -> int:
         Bytes of the pickles that the tree was made of.
     """
     return NAMES_FIXED + NAMES_PER_BYTE * pickled
+
+
+class IncompleteError(Exception):
+    """What was asked for is in several files, of which `Format.load` knows one."""
 
 
 class StoredRecord(NamedTuple):
@@ -175,6 +191,8 @@ class Opened:
         whose row is in the set `wanted`, if it is not None).
     skipped : tuple of str
         Names of members that hold nothing that tensorio reads, where the file is an archive of others.
+    bases : tuple of str
+        Paths of further files that its tensors are in.
     """
 
     format: str
@@ -188,6 +206,7 @@ class Opened:
     payloads: Callable[[], Iterator[StoredRecord]] | None = None
     fill: Callable[[set[int] | None], Any] | None = None
     skipped: tuple[str, ...] = ()
+    bases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tensorio import _core
 from tensorio.dtypes import BY_NAME
 from tensorio.encryption._tensors import has_encrypted, loaded_tensors, opened_tensors
 from tensorio.errors import HeaderError, TensorMismatchError, UnsupportedError, escaped
-from tensorio.formats._base import Opened, OpenOptions, SaveOptions, StoredRecord
+from tensorio.formats._base import DELTA_KEY, IncompleteError, Opened, OpenOptions, SaveOptions, StoredRecord
 from tensorio.plan import FlatPlan
 from tensorio.tensors import Table, first_duplicate
 
@@ -47,6 +47,7 @@ DTYPES = {
 _ORDER = [DTYPES[code] for code, _ in _core.st_dtypes()]  # the writer's order, widest first
 _CODES = bytes(BY_NAME[name].code for name in _ORDER)
 _RANK = {name: i for i, name in enumerate(_ORDER)}
+_RANK_OF_CODE = {BY_NAME[name].code: i for i, name in enumerate(_ORDER)}
 
 HEADER_MAX = 100_000_000
 METADATA_KEY = "__metadata__"
@@ -87,6 +88,8 @@ def load(storage: Storage, options: OpenOptions) -> object:
     names, rows, dims, pairs, _ = _core.st_read(_header_view(storage), _CODES)
     if options.key is not None or has_encrypted(_metadata(pairs)):
         return loaded_tensors(open(storage, options))
+    if DELTA_KEY in (_metadata(pairs) or {}):
+        raise IncompleteError
     arrays = _views(rows, dims, storage)
     tensors = dict(zip(names, arrays, strict=True))
     if len(tensors) != len(names):
@@ -125,6 +128,11 @@ def records_of(table: Table) -> Iterator[StoredRecord]:
     for i, name in enumerate(table.names):
         extent = table.info(i).chunks[0].extent
         yield StoredRecord(name, extent.storage, extent.offset, extent.nbytes, None, extent.nbytes)
+
+
+def rank_of(code: int) -> int:
+    """Return the place of a dtype in the order in which tensors are written; those of one dtype go by name."""
+    return _RANK_OF_CODE[code]
 
 
 def _require_reference_layout(header: bytes, table: Table, pairs: list[tuple[str, str]] | None) -> None:
