@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -322,3 +325,55 @@ def test_package_without_decrypt_into_will_do(model: Path, tmp_path: Path, monke
     tensorio.encrypt(model, tmp_path / "e", key=KEY, chunk_size=SMALL)
     tensorio.decrypt(tmp_path / "e", tmp_path / "back", key=KEY)
     assert (tmp_path / "back").read_bytes() == model.read_bytes()
+
+
+# ------------------------------------------------------------------ memory, threads
+
+
+def test_file_that_is_cut_while_it_is_open_is_an_error(model: Path, tmp_path: Path) -> None:
+    tensorio.encrypt(model, tmp_path / "e", key=KEY, chunk_size=SMALL)
+    with tensorio.open(tmp_path / "e", key=KEY) as checkpoint:
+        with open(tmp_path / "e", "r+b") as file:
+            file.truncate(20_000)
+        with pytest.raises(tensorio.TruncatedError, match=r"ends .* bytes too early"):
+            checkpoint["w.19"]
+
+
+def test_threads_share_what_was_decrypted(model: Path, tmp_path: Path) -> None:
+    tensorio.encrypt(model, tmp_path / "e", key=KEY, chunk_size=SMALL)
+    with tensorio.open(tmp_path / "e", key=KEY) as checkpoint, ThreadPoolExecutor(8) as pool:
+
+        def right(i: int) -> bool:
+            return bool(np.all(checkpoint[f"w.{i % 20}"] == i % 20))
+
+        assert all(pool.map(right, range(400)))
+        assert len({checkpoint["w.1"].base for _ in range(3)}) == 1
+
+
+@pytest.mark.plain_build
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="peak memory is read from /proc")
+@pytest.mark.parametrize("act", ["encrypt", "decrypt", "open"])
+def test_memory_stays_flat(act: str, tmp_path: Path) -> None:
+    """64 MiB go through, or a tensor of 1 MiB out of them; neither has them in memory."""
+    safetensors.numpy.save_file({f"w.{i}": np.full(1 << 18, i, "f4") for i in range(64)}, tmp_path / "m.safetensors")
+    tensorio.encrypt(tmp_path / "m.safetensors", tmp_path / "e", key=KEY, chunk_size=1 << 16)
+    code = """
+import sys, tensorio
+import numpy, cryptography.hazmat.primitives.ciphers.aead, tensorio.encryption._files, tensorio._arrays
+def peak(): return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) << 10
+key, (act, plain, encrypted, out) = bytes(range(32)), sys.argv[1:]
+tensorio.encrypt(b"x", out, key=key)
+tensorio.decrypt(out, out, key=key)
+before = peak()
+if act == "open":
+    with tensorio.open(encrypted, key=key) as checkpoint:
+        assert (checkpoint["w.40"] == 40).all()
+else:
+    getattr(tensorio, act)(plain if act == "encrypt" else encrypted, out, key=key)
+print(peak() - before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, act, tmp_path / "m.safetensors", tmp_path / "e", tmp_path / "out"],
+        capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(p for p in sys.path if p)},
+    )  # fmt: skip
+    assert int(done.stdout) < 24 << 20

@@ -9,7 +9,6 @@ from os import cpu_count
 from typing import TYPE_CHECKING, NamedTuple
 
 from tensorio import _core
-from tensorio.encryption._verify import check_tags
 from tensorio.errors import ChecksumError, HeaderError, TensorIOError, error_context
 from tensorio.formats._zip import Inflation
 
@@ -72,6 +71,8 @@ class Report:
 
 def verify_opened(opened: Opened, name: str, progress: Progress | None = None) -> Report:
     """Check every record with all cores; see `tensorio.verify`."""
+    from tensorio.encryption._verify import check_tags
+
     report = Report(name, opened.format)
     records = list(opened.records())
     report.records = len(records)

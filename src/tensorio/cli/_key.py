@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -11,10 +12,14 @@ if TYPE_CHECKING:
 
 __all__ = ["fetched", "key_option"]
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
 KEY = "env:NAME|file:PATH"
 
 
-def key_option(name: str = "--key", help: str = "Where the key of an encrypted file is.", **options: Any) -> Any:
+def key_option(
+    name: str = "--key", help: str = "Where the key of an encrypted file is.", **options: Any
+) -> Callable[[Command], Command]:
     """Return the decorator for an option whose value is a key."""
     return click.option(name, metavar=KEY, callback=fetched, help=help, **options)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from tensorio.encryption._header import CHUNK, MAGIC, chunk_log, is_encrypted
 from tensorio.encryption._keys import KeySource
-from tensorio.encryption._opening import NOT_ENCRYPTED, decrypted, head_of
+from tensorio.encryption._opening import NOT_ENCRYPTED, decrypted, has_encrypted, head_of
 from tensorio.encryption._plan import copied_plan, encrypted_plan
-from tensorio.encryption._tensors import decrypted_tensors, encrypted_tensors, has_encrypted
+from tensorio.encryption._tensors import decrypted_tensors, encrypted_tensors
 from tensorio.errors import DecryptionError, FormatError, TensorMismatchError, UnsupportedError, error_context, escaped
 from tensorio.folders import staged_folder
 from tensorio.formats import get, names, safetensors

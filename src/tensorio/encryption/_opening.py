@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from tensorio.formats._base import OpenOptions
     from tensorio.storage import Storage
 
-__all__ = ["NOT_ENCRYPTED", "decrypted", "refuse_without_key", "unlocked"]
+__all__ = ["HEADER_KEY", "LIST_KEY", "NOT_ENCRYPTED", "decrypted", "has_encrypted", "head_of", "refuse_without_key",
+           "unlocked"]  # fmt: skip
+
+# Notes of a file with encrypted tensors, see `tensorio.encryption._tensors`.
+HEADER_KEY = "tensorio.encryption"
+LIST_KEY = "tensorio.encryption.tensors"
 
 NOT_ENCRYPTED = (
     "key= was given, but nothing in the file is encrypted: it may have been replaced; open it without key= (or --key)"
@@ -24,6 +29,11 @@ NOT_ENCRYPTED = (
 def head_of(storage: Storage, nbytes: int = HEADER) -> bytes:
     """Return the first bytes of a storage."""
     return bytes(storage.view_for(0, min(nbytes, storage.nbytes))[:nbytes])
+
+
+def has_encrypted(metadata: dict[str, str] | None) -> bool:
+    """Tell by a file's notes whether tensors in it are encrypted."""
+    return metadata is not None and (HEADER_KEY in metadata or LIST_KEY in metadata)
 
 
 def refuse_without_key(storage: Storage) -> None:

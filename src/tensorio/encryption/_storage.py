@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tensorio import memory
 from tensorio.encryption._chunks import Chunks, in_order
 from tensorio.errors import DecryptionError, FormatError, escaped
-from tensorio.reading import arena, in_threads, readers
+from tensorio.reading import arena, in_threads, pread_full, readers
 from tensorio.storage import FileStorage, Storage
 
 if TYPE_CHECKING:
@@ -60,8 +60,6 @@ class DecryptedStorage(Storage):
         self._plain: memoryview | None = None
         self._here = bytearray(0)  # for each chunk, whether it was decrypted
         self._filling = threading.Lock()
-        if isinstance(stored, FileStorage) and stored.disk.far:
-            stored.ahead = True
 
     @property
     def identity(self) -> Identity | None:
@@ -127,11 +125,20 @@ class DecryptedStorage(Storage):
             self._here[i] = 1
 
     def _ciphertext(self, source: Storage, run: range) -> list[memoryview]:
-        """The stored bytes of some chunks in a row."""
+        """The stored bytes of some chunks in a row.
+
+        Those of a file are copied: they are read twice to be decrypted, and nobody may change them in between.
+        """
         places = [self.chunks.place(i) for i in run]
-        begin, end = self._start + places[0].start, self._start + places[-1].stop
-        view = source.view_for(begin, end - begin)
-        return [view[self._start + place.start : self._start + place.stop] for place in places]
+        first, nbytes = places[0].start, places[-1].stop - places[0].start
+        if isinstance(source, FileStorage) and not source.in_memory:
+            fd, begin = source.fileno()
+            view = memoryview(bytearray(nbytes))
+            pread_full(fd, begin + self._start + first, view)
+        else:
+            begin = self._start + first
+            view = source.view_for(begin, nbytes)[begin : begin + nbytes]
+        return [view[place.start - first : place.stop - first] for place in places]
 
     # ------------------------------------------------------------------ passing by
 
@@ -142,7 +149,6 @@ class DecryptedStorage(Storage):
         for run, plain in zip(runs, in_order(lambda run: self._passing(source, run), runs, readers()), strict=True):
             begin = self.chunks.plain(run.start).start
             yield plain[max(offset - begin, 0) : end - begin]
-            self._release(source, run)
 
     def read(self, offset: int, nbytes: int) -> memoryview:
         """Return a copy of a range, by this thread; no chunk is kept."""
@@ -163,17 +169,12 @@ class DecryptedStorage(Storage):
             self.chunks.open(i, piece, out[place.start - first : place.stop - first])
         return out.toreadonly()
 
-    def _release(self, source: Storage, run: range) -> None:
-        begin = self._start + self.chunks.place(run.start).start
-        source.release(begin, self._start + self.chunks.place(run.stop - 1).stop - begin)
-
     def check(self) -> Iterator[tuple[int, list[tuple[int, FormatError]]]]:
         """Check the tags of all chunks; yield how many bytes were checked, and (offset, error) of what is damaged."""
         source = self._source()
         runs = self.chunks.runs(range(self.chunks.count))
         for run, damaged in zip(runs, in_order(lambda run: self._damaged(source, run), runs, readers()), strict=True):
             yield self.chunks.plain(run.stop - 1).stop - self.chunks.plain(run.start).start, damaged
-            self._release(source, run)
 
     def _damaged(self, source: Storage, run: range) -> list[tuple[int, FormatError]]:
         out: list[tuple[int, FormatError]] = []

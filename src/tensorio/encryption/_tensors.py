@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorio.dtypes import BY_NAME, c_strides
 from tensorio.encryption._header import TENSORS, Header, new_header, tensor_secrets, unlock
+from tensorio.encryption._opening import HEADER_KEY, LIST_KEY, NOT_ENCRYPTED, has_encrypted
 from tensorio.errors import DecryptionError, HeaderError, escaped
 
 if TYPE_CHECKING:
@@ -33,10 +34,8 @@ if TYPE_CHECKING:
     from tensorio.storage import Storage
     from tensorio.tensors import TensorInfo
 
-__all__ = ["decrypted_tensors", "encrypted_tensors", "has_encrypted", "loaded_tensors", "opened_tensors"]
+__all__ = ["decrypted_tensors", "encrypted_tensors", "loaded_tensors", "opened_tensors"]
 
-HEADER_KEY = "tensorio.encryption"
-LIST_KEY = "tensorio.encryption.tensors"
 DIMS_MAX = 64  # of an array of NumPy
 
 
@@ -46,11 +45,6 @@ class Original(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
-
-
-def has_encrypted(metadata: dict[str, str] | None) -> bool:
-    """Tell by a file's notes whether tensors in it are encrypted."""
-    return metadata is not None and (HEADER_KEY in metadata or LIST_KEY in metadata)
 
 
 # ------------------------------------------------------------------------ reading
@@ -70,8 +64,6 @@ def opened_tensors(opened: Opened, options: OpenOptions) -> Opened:
     -----
     Without a key, their bytes can't be had: a `DecryptionError` when they are asked for.
     """
-    from tensorio.encryption._opening import NOT_ENCRYPTED
-
     if not has_encrypted(opened.metadata):
         raise DecryptionError(NOT_ENCRYPTED)
     header, originals, text = _read_notes(opened.metadata or {})
@@ -112,6 +104,7 @@ def _read_notes(metadata: dict[str, str]) -> tuple[Header, dict[str, Original], 
 def _original(name: str, value: object) -> Original:
     from tensorio.formats.safetensors import DTYPES
 
+    shape: Any
     code, shape = value if isinstance(value, list) and len(value) == 2 else (None, None)
     dtype = DTYPES.get(code) if isinstance(code, str) else None
     if dtype is not None and _is_shape(shape):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tensorio import _core
 from tensorio.dtypes import BY_NAME
-from tensorio.encryption._tensors import has_encrypted, loaded_tensors, opened_tensors
+from tensorio.encryption._opening import has_encrypted
 from tensorio.errors import HeaderError, TensorMismatchError, UnsupportedError, escaped
 from tensorio.formats._base import DELTA_KEY, IncompleteError, Opened, OpenOptions, SaveOptions, StoredRecord
 from tensorio.plan import FlatPlan
@@ -64,8 +64,11 @@ def recognises(head: bytes, storage: Storage) -> bool:
 def open(storage: Storage, options: OpenOptions) -> Opened:
     """Read the header; touches no payload. Encrypted tensors are shown as what they are once decrypted."""
     opened = open_stored(storage, options)
-    encrypted = options.key is not None or has_encrypted(opened.metadata)
-    return opened_tensors(opened, options) if encrypted else opened
+    if options.key is None and not has_encrypted(opened.metadata):
+        return opened
+    from tensorio.encryption._tensors import opened_tensors
+
+    return opened_tensors(opened, options)
 
 
 def open_stored(storage: Storage, options: OpenOptions) -> Opened:
@@ -87,6 +90,8 @@ def load(storage: Storage, options: OpenOptions) -> object:
         open(storage, options)
     names, rows, dims, pairs, _ = _core.st_read(_header_view(storage), _CODES)
     if options.key is not None or has_encrypted(_metadata(pairs)):
+        from tensorio.encryption._tensors import loaded_tensors
+
         return loaded_tensors(open(storage, options))
     if DELTA_KEY in (_metadata(pairs) or {}):
         raise IncompleteError
