@@ -111,6 +111,13 @@ def test_opening_decrypts_the_header_and_asking_what_is_asked_for(model: Path) -
         assert decrypted_chunks(checkpoint) == (count, count)
 
 
+def test_without_mmap_all_is_decrypted_at_once(model: Path) -> None:
+    tensorio.encrypt(model, model, key=KEY, chunk_size=SMALL)
+    with tensorio.open(model, key=KEY, mmap=False) as checkpoint:
+        assert len(set(decrypted_chunks(checkpoint))) == 1
+        assert "decrypted" in checkpoint.loading
+
+
 def test_converting_keeps_nothing_decrypted(model: Path, tmp_path: Path) -> None:
     want = model.read_bytes()
     tensorio.encrypt(model, tmp_path / "e", key=KEY, chunk_size=SMALL)

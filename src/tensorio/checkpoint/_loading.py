@@ -45,6 +45,8 @@ def settle(storage: Storage, mmap: bool | str, progress: Progress | None, *, who
     if isinstance(storage, FileStorage):
         storage.random = mmap == "random"
     if not reads_payload(storage, mmap):
+        if not mmap:
+            storage.read_ahead(0, storage.nbytes)  # of what is decrypted on use
         return
     assert isinstance(storage, FileStorage)
     if not mmap:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tensorio import memory
-from tensorio.encryption._chunks import Chunks, in_order
+from tensorio.encryption._chunks import RUN, Chunks, in_order
 from tensorio.errors import DecryptionError, FormatError, escaped
 from tensorio.reading import arena, in_threads, pread_full, readers
 from tensorio.storage import FileStorage, Storage
@@ -21,6 +21,9 @@ __all__ = ["DecryptedStorage", "LockedStorage", "without_key"]
 
 SMALL = 256 << 10  # bytes that are not worth pages of their own
 STEP = 32 << 20
+SCRATCH = RUN + RUN // 128  # a run of the smallest chunks with their tags
+
+_local = threading.local()
 
 
 class DecryptedStorage(Storage):
@@ -133,7 +136,7 @@ class DecryptedStorage(Storage):
         first, nbytes = places[0].start, places[-1].stop - places[0].start
         if isinstance(source, FileStorage) and not source.in_memory:
             fd, begin = source.fileno()
-            view = memoryview(bytearray(nbytes))
+            view = _scratch("stored", nbytes)
             pread_full(fd, begin + self._start + first, view)
         else:
             begin = self._start + first
@@ -178,7 +181,7 @@ class DecryptedStorage(Storage):
 
     def _damaged(self, source: Storage, run: range) -> list[tuple[int, FormatError]]:
         out: list[tuple[int, FormatError]] = []
-        scratch = memoryview(bytearray(min(self.chunks.size, self.nbytes)))
+        scratch = _scratch("plain", min(self.chunks.size, self.nbytes))
         for i, piece in zip(run, self._ciphertext(source, run), strict=True):
             place = self.chunks.plain(i)
             try:
@@ -230,6 +233,16 @@ class LockedStorage(Storage):
 
     def read_ahead(self, offset: int, nbytes: int) -> None:
         self.view()
+
+
+def _scratch(use: str, nbytes: int) -> memoryview:
+    """Return memory that this thread's next call for the same use takes again: fresh pages cost more than a copy."""
+    if nbytes > SCRATCH:
+        return memoryview(bytearray(nbytes))
+    if not hasattr(_local, use):
+        setattr(_local, use, memoryview(bytearray(SCRATCH)))
+    found: memoryview = getattr(_local, use)
+    return found[:nbytes]
 
 
 def without_key(what: str, key_id: str, record: str | None = None) -> DecryptionError:
