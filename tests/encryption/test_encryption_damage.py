@@ -290,6 +290,17 @@ def test_what_is_said_of_tensors_fits_what_is_stored_without_a_key_too(chosen: P
             tensorio.open(edited(chosen, {**notes, key: notes[key].replace(old, new)}, stored))
 
 
+def test_tensors_have_a_limit(chosen: Path, folder: Path) -> None:
+    notes, stored = notes_of(chosen)
+    many = {str(i): ["U8", [1]] for i in range((1 << 16) + 1)}
+    with pytest.raises(tensorio.LimitError, match="at most 65536 encrypted tensors, found 65537"):
+        tensorio.open(edited(chosen, {**notes, "tensorio.encryption.tensors": json.dumps(many)}, stored))
+    one = np.zeros(1, "u1")
+    with pytest.raises(tensorio.LimitError, match="encrypt the whole file"):
+        tensorio.encrypt(safetensors.numpy.save(dict.fromkeys(many, one)), folder / "no", key=KEY, tensors="*")
+    assert not (folder / "no").exists()
+
+
 def test_encrypted_tensor_can_not_be_replaced_by_a_plain_one(chosen: Path) -> None:
     notes, stored = notes_of(chosen)
     with pytest.raises(tensorio.HeaderError, match=r"expected \d+ bytes of uint8, found float32.*record 'a'"):

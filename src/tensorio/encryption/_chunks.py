@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from typing import Any, TypeVar
 
 from tensorio.encryption._header import Header, Secrets, primitives
@@ -45,8 +46,8 @@ class Chunks:
     Parameters
     ----------
     header : Header
-    secrets : Secrets
-        Of the payload.
+    secrets : Secrets or callable
+        Of the payload; or what returns them, called on first use.
     nbytes : int
         Of the payload before encryption.
     start : int
@@ -62,7 +63,12 @@ class Chunks:
     """
 
     def __init__(
-        self, header: Header, secrets: Secrets, nbytes: int, start: int = 0, record: str | None = None
+        self,
+        header: Header,
+        secrets: Secrets | Callable[[], Secrets],
+        nbytes: int,
+        start: int = 0,
+        record: str | None = None,
     ) -> None:
         self.size = header.chunk
         self.nbytes = nbytes
@@ -72,10 +78,17 @@ class Chunks:
         self.stored = stored_size(nbytes, self.size)
         self._start = start
         self._record = record
-        self._prefix = secrets.prefix
+        self._given = secrets
         self._header = header.raw
-        self._aead: Any = primitives()(secrets.key)
         self._explained_yet = 0
+
+    @cached_property
+    def _secrets(self) -> Secrets:
+        return self._given() if callable(self._given) else self._given
+
+    @cached_property
+    def _aead(self) -> Any:
+        return primitives()(self._secrets.key)
 
     def covering(self, offset: int, nbytes: int) -> range:
         """Return the numbers of the chunks that a range of the plaintext is in; the only one of an empty payload."""
@@ -130,7 +143,7 @@ class Chunks:
 
     def _nonce(self, i: int, last: bool | None = None) -> bytes:
         ends = i == self.count - 1 if last is None else last
-        return self._prefix + i.to_bytes(4, "big") + bytes([ends])
+        return self._secrets.prefix + i.to_bytes(4, "big") + bytes([ends])
 
     def _explained(self, i: int, stored: memoryview) -> DecryptionError | TruncatedError:
         where: dict[str, Any] = {"record": self._record, "offset": self._start + self.place(i).start}

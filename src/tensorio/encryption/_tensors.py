@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tensorio.dtypes import BY_NAME, c_strides
 from tensorio.encryption._header import TENSORS, Header, new_header, tensor_secrets, unlock
 from tensorio.encryption._opening import HEADER_KEY, LIST_KEY, NOT_ENCRYPTED, has_encrypted
-from tensorio.errors import DecryptionError, HeaderError, escaped
+from tensorio.errors import DecryptionError, HeaderError, LimitError, escaped
 
 if TYPE_CHECKING:
     from tensorio.encryption._header import Secrets
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["decrypted_tensors", "encrypted_tensors", "loaded_tensors", "opened_tensors"]
 
 DIMS_MAX = 64  # of an array of NumPy
+COUNT_MAX = 1 << 16  # each takes some hundred bytes of memory as soon as its file is opened
 
 
 class Original(NamedTuple):
@@ -98,7 +99,13 @@ def _read_notes(metadata: dict[str, str]) -> tuple[Header, dict[str, Original], 
     listed = parse(text)
     if not isinstance(listed, dict) or not listed:
         raise HeaderError(f"expected the encrypted tensors in the note {LIST_KEY}, found none")
+    _require_count(len(listed))
     return header, {name: _original(name, value) for name, value in listed.items()}, text
+
+
+def _require_count(count: int) -> None:
+    if count > COUNT_MAX:
+        raise LimitError(f"expected at most {COUNT_MAX} encrypted tensors, found {count}: encrypt the whole file")
 
 
 def _original(name: str, value: object) -> Original:
@@ -166,7 +173,7 @@ def _storage(
     if secrets is None:
         return LockedStorage(original.nbytes, name, header.key_id)
     start = info.chunks[0].extent.offset
-    chunks = Chunks(header, tensor_secrets(secrets, name), original.nbytes, start, name)
+    chunks = Chunks(header, partial(tensor_secrets, secrets, name), original.nbytes, start, name)
     return DecryptedStorage(file, start, chunks, writable=writable, owner=False)
 
 
@@ -191,6 +198,7 @@ def encrypted_tensors(opened: Opened, chosen: Collection[str], key: bytes, *, ke
     codes = {dtype: code for code, dtype in DTYPES.items()}
     infos = [opened.table.info(i) for i in range(len(opened.table))]
     listed = {t.fqn: [codes[t.dtype], list(t.shape)] for t in infos if t.fqn in chosen}
+    _require_count(len(listed))
     text = json.dumps(listed, ensure_ascii=False, separators=(",", ":"))
     total = sum(t.nbytes for t in infos if t.fqn in chosen)
     header, secrets = new_header(key, TENSORS, total, chunk=chunk, key_id=key_id, context=text.encode())
@@ -199,7 +207,7 @@ def encrypted_tensors(opened: Opened, chosen: Collection[str], key: bytes, *, ke
         if info.fqn not in chosen:
             _add_plain(items, opened, info)
             continue
-        chunks = Chunks(header, tensor_secrets(secrets, info.fqn), info.nbytes)
+        chunks = Chunks(header, partial(tensor_secrets, secrets, info.fqn), info.nbytes)
         _, offset, _ = info.chunks[0].extent
         source = partial(sealed, chunks, opened.storages[info.chunks[0].extent.storage], offset)
         items.add(info.fqn, "uint8", (chunks.stored,)).add(source, chunks.stored)
