@@ -211,14 +211,14 @@ def test_temporaries_of_forked_processes_are_theirs(tmp_path: Path, in_child: An
 def test_large_folder_is_not_looked_through_for_every_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many saves into one folder stay linear in their number."""
     looks: list[str] = []
-    real = temporaries._candidates
+    real = os.listdir
 
-    def slow(folder: str, name: str | None) -> list[str]:
+    def listdir(folder: Any) -> list[str]:
         looks.append(folder)
-        return real(folder, name)
+        return real(folder)
 
-    monkeypatch.setattr(temporaries, "_candidates", slow)
-    monkeypatch.setattr(temporaries, "_QUICK", -1.0)
+    monkeypatch.setattr(os, "listdir", listdir)
+    monkeypatch.setattr(temporaries, "_MANY", 0)
     monkeypatch.setattr(temporaries, "_SHARE", 1e9)
     monkeypatch.setattr(temporaries, "_rest", {})
     for i in range(5):

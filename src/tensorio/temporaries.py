@@ -24,10 +24,10 @@ __all__ = ["clean_stale", "made_file", "made_folder", "temporary_name"]
 
 _TRIES = 8  # at names, each new: somebody who cleans may hold a new one for a moment
 _MARK, _END = ".tensorio-", ".tmp"
-# Looking through a folder of 100,000 names takes tens of milliseconds: one that took longer than this many seconds is
-# looked through again when that adds little to what passed since.
-_QUICK, _SHARE = 0.002, 100
-_rest: dict[str, float] = {}  # the folder that took long, and until when it is let alone
+# Looking through 100,000 names takes tens of milliseconds. A folder of so many names is looked through for a save only
+# where that adds little to the time since the last one did.
+_MANY, _SHARE = 10_000, 100
+_rest: dict[str, float] = {}  # the folder of many names, and until when it is let alone
 
 
 def temporary_name(folder: str, name: str) -> str:
@@ -159,27 +159,24 @@ def clean_stale(folder: str, name: str | None = None) -> list[str]:
     What somebody holds is never removed. Where other hosts may write (NFS and its
     like), nor is what another host, or this one before it was started anew, has left.
     Errors are passed over: litter is in nobody's way. Costs one look through the
-    folder, some 0.3 us a name; with `name`, a large folder is looked through only
-    once in a while.
+    folder, some 0.3 us a name; with `name`, one of 10,000 names and more is looked
+    through only once in a while.
     """
     began = time.monotonic()
     if name is not None and began < _rest.get(folder, 0):
         return []
-    gone = [path for path in _candidates(folder, name) if _clean(path)]
-    took = time.monotonic() - began
-    if took > _QUICK:
-        _rest.clear()
-        _rest[folder] = began + took * _SHARE
-    return gone
-
-
-def _candidates(folder: str, name: str | None) -> list[str]:
-    prefix = "." if name is None else _prefix(name)
     try:
         names = os.listdir(folder or ".") if os.name == "posix" else []  # Windows does not let an open file be removed
     except OSError:
         return []
-    return [os.path.join(folder, n) for n in names if n.endswith(_END) and n.startswith(prefix) and _owner(n)]
+    prefix = "." if name is None else _prefix(name)
+    litter = [n for n in names if n.endswith(_END) and n.startswith(prefix) and _owner(n)]
+    gone = [path for path in (os.path.join(folder, n) for n in litter) if _clean(path)]
+    _rest.clear()
+    if len(names) >= _MANY:
+        now = time.monotonic()
+        _rest[folder] = now + (now - began) * _SHARE
+    return gone
 
 
 def _owner(name: str) -> tuple[int, int, str] | None:
