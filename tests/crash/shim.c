@@ -21,6 +21,8 @@
 
 enum { SHORT = -1, KILL = -2, CUT = -3 }; /* instead of an errno */
 
+#define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
+
 #define GO_DOWN 0x8004587dUL /* FS_IOC_SHUTDOWN of xfs_fs.h, which ext4 has, too */
 
 static char folder[PATH_MAX]; /* empty: nothing is watched */
@@ -84,9 +86,10 @@ static int is_watched_fd(int fd)
     return folder[0] && fd >= 0 && is_watched_at(fd, "");
 }
 
-static void cut(void)
+/* End the filesystem of the watched folder, then this process. */
+__attribute__((visibility("default"))) void shim_cut(void)
 {
-    int fd = (int)syscall(SYS_openat, AT_FDCWD, folder, O_RDONLY);
+    int fd = REAL(open)(folder, O_RDONLY);
     ioctl(fd, GO_DOWN, &cut_flag);
     kill(getpid(), SIGKILL);
 }
@@ -103,12 +106,11 @@ static int fails(const char *name)
     if (failing == KILL)
         kill(getpid(), SIGKILL);
     if (failing == CUT)
-        cut();
+        shim_cut();
     errno = failing > 0 ? failing : 0;
     return 1;
 }
 
-#define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 /* The call proper, unless it is one that is to fail: with -1, if there is an errno to fail with. */
 #define PASS_OR_FAIL(watched, name, call)                                                          \
     do {                                                                                           \

@@ -58,6 +58,10 @@ class Shim:
     def disarm(self) -> None:
         self._library.shim_disarm()
 
+    def cut(self) -> None:
+        """Cut the power now, with the flag of `arm`; this process ends, too."""
+        self._library.shim_cut()
+
     def count(self) -> int:
         """How many calls there were."""
         return int(self._library.shim_count())

@@ -23,7 +23,7 @@ class Scene:
         Where the checkpoint is to be, if that is another place.
     """
 
-    def __init__(self, writer: Writer, folder: Path, nbytes: int = 1 << 20, disk: Path | None = None) -> None:
+    def __init__(self, writer: Writer, folder: Path, nbytes: int = 600_000, disk: Path | None = None) -> None:
         inputs, self._kept = folder / "inputs", folder / "kept"
         inputs.mkdir(parents=True)
         self.writer = writer

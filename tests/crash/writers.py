@@ -96,12 +96,19 @@ WRITERS = {
                lambda v, path: tensorio.safetensors.torch.save_file(v.tensors, path), durable=False),
     ]
 }  # fmt: skip
+# All or nothing as long as the power stays on: the control of the power cuts.
+UNSYNCED = {
+    "save durable=False": Writer(
+        "save durable=False", "model.safetensors", lambda v, path: tensorio.save(v.arrays, path, durable=False),
+        durable=False,
+    )
+}  # fmt: skip
 # For comparison, in the long run.
 PEERS = {
     writer.name: writer
     for writer in [
-        Writer("torch.save", "model.pt", lambda v, path: torch.save(v.tensors, path), False, False),
+        Writer("torch.save", "model.pt", lambda v, path: torch.save(v.tensors, path), promises=False, durable=False),
         Writer("safetensors save_file", "model.safetensors",
-               lambda v, path: safetensors.torch.save_file(v.tensors, path), False, False),
+               lambda v, path: safetensors.torch.save_file(v.tensors, path), promises=False, durable=False),
     ]
 }  # fmt: skip
