@@ -48,7 +48,8 @@ def save(
         dicts and lists. Arrays whose byte ranges overlap are stored once.
     path : str, os.PathLike or writable binary file object
         The suffix selects the format: ``.safetensors``; ``.pt``, ``.pth``,
-        ``.bin``, ``.ckpt`` for a torch zip.
+        ``.bin``, ``.ckpt`` for a torch zip. With `max_shard_size`, a folder, or
+        a file in one.
     format : str, optional
         Overrides the suffix; needed for a file object.
     metadata : mapping of str to str, optional
@@ -61,8 +62,13 @@ def save(
         with holes in them, such as ``weight[:, ::2]``, without the holes, in C
         order, if no other tensor shares their bytes. ``Saved.left_out`` says how
         much that was. Formats of names and tensors never hold more.
-    max_shard_size : optional
-        Not available yet; must be None.
+    max_shard_size : int or str, optional
+        Save a flat dict of tensors in several files of at most so many bytes of
+        tensors (``"5GB"``; a larger tensor has a file to itself), and an index
+        that says which file has which tensor, with Hugging Face's names:
+        ``model-00001-of-00003.safetensors``, ``model.safetensors.index.json``;
+        ``pytorch_model-00001-of-00003.bin`` for ``format="torch_zip"``; the stem
+        of the file, if one is named. One file, without an index, if all fits.
     include, exclude : str or iterable of str, optional
         Patterns of tensor names, as in `tensorio.tp`: ``"**.lora_*.**"``. Save
         only the tensors that `include` fits and `exclude` does not. With
@@ -110,6 +116,12 @@ def save(
 
     The file appears whole or not at all: it is written beside the target and
     renamed. Memory: under 32 MiB beyond the tensors.
+
+    So do the files of `max_shard_size`: they are written into a folder beside the
+    named one, which then takes its place, with all files that are not the
+    checkpoint's; or, where folders can't be exchanged and if a file was named,
+    get names of their own, and the index is replaced last. Files of the earlier
+    checkpoint of that name are removed.
     """
     request = SaveRequest(
         format, metadata, align, compact, max_shard_size, include, exclude, base, digests, manifest, readback,
@@ -150,8 +162,8 @@ def convert(
         Not available yet; must be None.
     rename : callable or mapping, optional
         New names for tensors; the result is then flat.
-    max_shard_size : optional
-        Not available yet; must be None.
+    max_shard_size : int or str, optional
+        Write several files and an index, as `save` does; names are flat then.
     include, exclude, compact
         See `save`; names are those of `src`.
 
@@ -175,11 +187,17 @@ def convert(
 
     if dtype is not None:
         raise UnsupportedError("dtype= is not available in this version")
+    options = reading_options(False, unknown, allow, strict, key=key)
+    choice = Choice(include, exclude)
     if max_shard_size is not None:
-        raise UnsupportedError("max_shard_size= is not available in this version; write one file")
+        from tensorio.checkpoint._shards import convert_shards
+
+        with open_checkpoint(src, **options) as checkpoint:
+            return convert_shards(
+                checkpoint, dst, format, max_shard_size, rename, choice, compact, durable=durable, progress=progress
+            )
     target = formats.for_target(dst, format)
-    with open_checkpoint(src, **reading_options(False, unknown, allow, strict, key=key)) as checkpoint:
-        choice = Choice(include, exclude)
+    with open_checkpoint(src, **options) as checkpoint:
         plan, dropped = convert_checkpoint(
             checkpoint, target, formats.target_name(dst), rename, choice=choice, compact=compact
         )

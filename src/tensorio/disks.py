@@ -6,7 +6,7 @@ import os
 import time
 from typing import NamedTuple
 
-__all__ = ["Disk", "disk_of"]
+__all__ = ["Disk", "disk_of", "is_mount"]
 
 # On these, a page fault is a request to a server or a program, of little more than a page each: large reads in order
 # are tens to hundreds of times faster (vllm-project/vllm#36012, sgl-project/sglang#37806: 28 MiB/s became 16 GiB/s).
@@ -117,6 +117,23 @@ def _found(mountinfo: str, device: int, path: str) -> Disk:
         if (path + "/").startswith(disk.mount.rstrip("/") + "/") and len(disk.mount) >= len(above.mount):
             above = disk
     return above
+
+
+def is_mount(folder: str) -> bool:
+    """Tell whether something is mounted at a folder, be it another folder of the same filesystem.
+
+    Parameters
+    ----------
+    folder : str
+        Absolute, and no link.
+    """
+    if os.path.ismount(folder):
+        return True
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as f:
+            return any(_unescaped(line.split(" ", 5)[4]) == folder for line in f)
+    except (OSError, IndexError):
+        return False
 
 
 def _unescaped(mount: str) -> str:

@@ -1,7 +1,7 @@
 """Folders that appear whole or not at all, and several files written at once.
 
-A folder is made beside its target and renamed to it when all of its files are
-there.
+A folder is made beside its target and takes its name when all of its files are
+there: by a rename, or in exchange with the folder that has the name.
 """
 
 from __future__ import annotations
@@ -9,20 +9,28 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from tensorio.output import naming, preallocate, sync_folder, writing
+from tensorio import _host
+from tensorio.carrying import CantCarry, Carried, carry, carry_late, take_owner
+from tensorio.output import naming, preallocate, renamed, settle, sync_folder, syncing_names, writing
+from tensorio.temporaries import clean_stale, made_folder
 
 if TYPE_CHECKING:
     from tensorio.plan import Plan
 
     Progress = Callable[[int, int], object]
 
-__all__ = ["require_free", "staged_folder", "write_together"]
+__all__ = ["NO_EXCHANGE", "publish_folder", "require_free", "staged_folder", "write_together"]
+
+# What says that two names can't be exchanged: on this system or filesystem, over this mount point, by this user.
+NO_EXCHANGE = {
+    errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EXDEV, errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS,
+}  # fmt: skip
+_ASIDE = ".tensorio.old"
 
 
 def require_free(target: str, replaceable: Callable[[str], bool] | None = None) -> None:
@@ -70,47 +78,30 @@ def staged_folder(
     Notes
     -----
     A block that fails leaves nothing; a process that is killed leaves a folder
-    whose name begins with a dot. An old folder is moved aside first: between two
-    renames there is none of that name. The new one has its mode.
+    whose name begins with a dot. The new folder has the old one's mode. Where
+    names can't be exchanged (other systems than Linux, some network filesystems),
+    the old one is moved aside first: between two renames there is none of that
+    name, and if the process is killed there, the next save puts it back.
     """
     final = os.path.realpath(os.fspath(target))  # a link stays a link
-    require_free(final, replaceable)
     parent, name = os.path.split(final)
-    short = os.fsdecode(os.fsencode(name)[:180])
-    staging = os.path.join(parent, f".{short}.tensorio-{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    old = _mode_of(final)
-    with naming(final):
-        os.mkdir(staging, 0o777 if old is None else 0o700)
-    try:
-        yield staging
-        if durable:
-            sync_folder(staging)
-        require_free(final, replaceable)
+    _put_back(parent, name)
+    clean_stale(parent, name)
+    require_free(final, replaceable)
+    with contextlib.ExitStack() as stack:
         with naming(final):
-            if old is not None:
-                os.chmod(staging, old)
-            _put(staging, final)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
-    if durable:
-        sync_folder(parent)
+            staging = stack.enter_context(made_folder(parent, name, 0o700 if os.path.isdir(final) else 0o777))
+        yield staging
+        require_free(final, replaceable)
+        if not publish_folder(staging, final, durable=durable):
+            with naming(final), syncing_names(parent, durable):
+                _swap(staging, final)
 
 
-def _mode_of(folder: str) -> int | None:
-    """Who may look into a folder that is there."""
-    try:
-        return stat.S_IMODE(os.stat(folder).st_mode)
-    except FileNotFoundError:
-        return None
-
-
-def _put(staging: str, final: str) -> None:
-    """Give a folder its name; what had it before goes."""
-    if not os.path.isdir(final):
-        os.rename(staging, final)
-        return
-    aside = f"{staging}.old"
+def _swap(staging: str, final: str) -> None:
+    """Give a folder the name of another in two renames."""
+    parent, name = os.path.split(final)
+    aside = os.path.join(parent, f".{name}{_ASIDE}")
     os.rename(final, aside)
     try:
         os.rename(staging, final)
@@ -118,6 +109,94 @@ def _put(staging: str, final: str) -> None:
         os.rename(aside, final)
         raise
     shutil.rmtree(aside)
+
+
+def _put_back(parent: str, name: str) -> None:
+    """Undo the first of two renames, if a killed process came no further; finish after the second."""
+    aside, final = os.path.join(parent, f".{name}{_ASIDE}"), os.path.join(parent, name)
+    if not os.path.isdir(aside):
+        return
+    if os.path.lexists(final):
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        with naming(final):
+            os.rename(aside, final)
+
+
+def publish_folder(
+    staging: str, final: str, *, ours: Callable[[str], set[str]] | None = None, durable: bool = True
+) -> bool:
+    """Give a folder its name; what had it before has the name of `staging` then, if it was not empty.
+
+    Parameters
+    ----------
+    staging, final : str
+        In one folder; `final` is no link.
+    ours : callable, optional
+        Returns the names in a folder that are replaced: all else is carried over,
+        see `tensorio.carrying`. All is replaced if not given.
+    durable : bool
+        Sync folders to disk; files must be.
+
+    Returns
+    -------
+    bool
+        False: names can't be exchanged here, or something can't be carried over;
+        `final` is as it was, and `staging` may have files of it.
+    """
+    with naming(final), syncing_names(os.path.dirname(final), durable):
+        _take_over(staging, final)
+        if durable:
+            sync_folder(staging)
+        try:
+            renamed(staging, final)  # to a name that is free, or an empty folder's
+        except OSError as error:
+            if error.errno not in NO_EXCHANGE | {errno.ENOTEMPTY, errno.EEXIST} or not os.path.isdir(final):
+                raise
+            return _exchanged(staging, final, ours, durable)
+    return True
+
+
+def _take_over(staging: str, final: str) -> None:
+    """Take the mode, and as far as allowed the owner, of a folder that is there."""
+    try:
+        old = os.stat(final)
+    except FileNotFoundError:
+        return
+    take_owner(staging, old)
+    os.chmod(staging, stat.S_IMODE(old.st_mode))
+
+
+def _exchanged(staging: str, final: str, ours: Callable[[str], set[str]] | None, durable: bool) -> bool:
+    carried: Carried = {}
+    if ours is not None:
+        try:
+            carried = carry(final, staging, ours)
+        except (CantCarry, OSError):
+            return False
+    if durable:
+        for folder, _, _ in os.walk(staging):
+            sync_folder(folder)
+    code = _exchange(staging, final)
+    if code:
+        if code in NO_EXCHANGE:
+            return False
+        raise OSError(code, os.strerror(code), final)
+    if ours is not None:
+        try:
+            if carry_late(staging, final, ours, carried) and durable:
+                sync_folder(final)
+        except BaseException:
+            _exchange(staging, final)  # the old folder, with what can't be brought over
+            raise
+    return True
+
+
+def _exchange(a: str, b: str) -> int:
+    """Exchange two names; again, if a signal came first."""
+    while (code := _host.exchange(a, b)) == errno.EINTR:
+        pass
+    return code
 
 
 def write_together(
@@ -169,8 +248,7 @@ def _written(chain: Iterable[tuple[str, Plan]], durable: bool) -> Generator[int,
             with naming(path):
                 preallocate(fd, plan.nbytes)
             yield from writing(plan, fd, path)
-            if durable:
-                with naming(path):
-                    os.fsync(fd)
+            with naming(path):
+                settle(fd, durable)
         finally:
             os.close(fd)

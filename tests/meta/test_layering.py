@@ -46,7 +46,9 @@ RANKS: list[tuple[str, ...]] = [
         "output",
         "temporaries",
         "processes",
+        "carrying",
         "folders",
+        "filesets",
     ),
     ("tensors", "modules", "tree", "plan", "tp"),
     ("formats", "encryption"),
@@ -75,6 +77,7 @@ RANKS: list[tuple[str, ...]] = [
 EXCEPTIONS = {
     ("output", "plan"),  # for types only
     ("folders", "plan"),  # for types only
+    ("filesets", "plan"),  # for types only
     ("storage", "_arrays"),
     ("ranges", "_arrays"),
 }
@@ -91,6 +94,7 @@ DOORS = (
     "processes",
     "sharing/_segments",
     "sharing/_registry",
+    "carrying",
     "folders",
     "cli",
     "__main__",

@@ -194,10 +194,8 @@ def test_every_parameter_is_annotated(name: str) -> None:
 
 
 @pytest.mark.parametrize(("call", "word"), [
-    (lambda: tensorio.save({}, "x.pt", max_shard_size="3MB"), "max_shard_size="),
-    (lambda: tensorio.convert("x.pt", "y.pt", max_shard_size=5), "max_shard_size="),
     (lambda: tensorio.convert("x.pt", "y.pt", dtype="float16"), "dtype="),
-], ids=["save", "convert", "dtype"])  # fmt: skip
+])  # fmt: skip
 def test_arguments_of_later_versions_are_refused_by_name(call: Any, word: str) -> None:
     with pytest.raises(tensorio.UnsupportedError, match=word):
         call()

@@ -20,13 +20,13 @@ from tensorio.tree import is_kind, is_leaf, leaves, name_of
 if TYPE_CHECKING:
     from tensorio.checkpoint._checkpoint import Checkpoint
     from tensorio.formats._base import Format
-    from tensorio.plan import Plan, Source
+    from tensorio.plan import LaidOut, Plan, Source
     from tensorio.storage import Storage
     from tensorio.tensors import TensorInfo
 
     Rename = Callable[[str], str] | Mapping[str, str]
 
-__all__ = ["convert_checkpoint", "others", "plan_tree"]
+__all__ = ["chosen_names", "convert_checkpoint", "convert_part", "others", "plan_tree", "renamed"]
 
 
 def convert_checkpoint(
@@ -55,8 +55,8 @@ def convert_checkpoint(
         Names of values that the target has no room for.
     """
     choice = choice or Choice(None, None)
-    chosen = set(checkpoint) if choice.everything else choice.of(checkpoint)
-    names = _renamed([fqn for fqn in checkpoint if fqn in chosen], rename)
+    chosen = chosen_names(checkpoint, choice)
+    names = renamed(chosen, rename)
     rest = [] if choice.only else others(checkpoint)
     if not hasattr(target, "plan_tree"):
         options = SaveOptions(metadata=checkpoint._opened.metadata, align=align, name=name)
@@ -65,13 +65,32 @@ def convert_checkpoint(
     if checkpoint._opened.flat or rename is not None:
         tree = {new: Leaf(checkpoint._table.index[fqn]) for fqn, new in names.items()}
     elif not choice.everything:
-        tree = part_of(tree, [(path, fqn in chosen) for fqn, path in checkpoint.paths.items()], choice.only)
+        wanted = set(chosen)
+        tree = part_of(tree, [(path, fqn in wanted) for fqn, path in checkpoint.paths.items()], choice.only)
     plan = plan_tree(checkpoint, target, tree, SaveOptions(align=align, compact=compact, name=name))
     dropped = [f"__metadata__.{key}" for key in checkpoint.metadata]
     return plan, dropped + (rest if rename is not None else [])
 
 
-def _renamed(fqns: list[str], rename: Rename | None) -> dict[str, str]:
+def chosen_names(checkpoint: Checkpoint, choice: Choice) -> list[str]:
+    """Return the names of the tensors that are chosen, in order."""
+    chosen = set(checkpoint) if choice.everything else choice.of(checkpoint)
+    return [fqn for fqn in checkpoint if fqn in chosen]
+
+
+def convert_part(
+    checkpoint: Checkpoint, target: Format, names: dict[str, str], name: str, compact: bool = False
+) -> LaidOut:
+    """Plan a file of some of the tensors, under the names that `names` gives to theirs, in a flat dict."""
+    if hasattr(target, "plan_tree"):
+        tree = {new: Leaf(checkpoint._table.index[fqn]) for fqn, new in names.items()}
+        return plan_tree(checkpoint, target, tree, SaveOptions(compact=compact, name=name))
+    options = SaveOptions(metadata=checkpoint._opened.metadata, name=name)
+    return target.plan_items(_items(checkpoint, names), options)  # type: ignore[attr-defined, no-any-return]
+
+
+def renamed(fqns: list[str], rename: Rename | None) -> dict[str, str]:
+    """Return the new name of each tensor."""
     if rename is None:
         return {fqn: fqn for fqn in fqns}
     new = {fqn: rename.get(fqn, fqn) if isinstance(rename, Mapping) else rename(fqn) for fqn in fqns}
@@ -134,7 +153,7 @@ def _gathered(checkpoint: Checkpoint, info: TensorInfo) -> Iterator[memoryview]:
 # ------------------------------------------------------------------- tree targets
 
 
-def plan_tree(checkpoint: Checkpoint, target: Any, tree: Any, options: SaveOptions) -> Plan:
+def plan_tree(checkpoint: Checkpoint, target: Any, tree: Any, options: SaveOptions) -> LaidOut:
     """Lay out a file of a tree whose leaves are rows of a checkpoint."""
     table = checkpoint._table
 

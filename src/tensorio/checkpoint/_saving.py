@@ -6,12 +6,13 @@ Everything that can be refused is refused before the first byte is written.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tensorio import formats
 from tensorio.checkpoint._choosing import Choice, chosen_part
+from tensorio.checkpoint._shards import Shards, prepare_shards
 from tensorio.errors import UnsupportedError
 from tensorio.formats._base import SaveOptions
 from tensorio.output import write_plan
@@ -26,7 +27,7 @@ __all__ = ["SaveJob", "SaveRequest", "Saved", "prepare", "save_object"]
 Progress = Callable[[int, int], object]
 Check = Callable[[], object]
 
-_REFUSED = ("max_shard_size", "digests", "manifest", "readback")
+_REFUSED = ("digests", "manifest", "readback")
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,13 @@ def prepare(obj: Any, path: Any, request: SaveRequest, fetch: Callable[[Any], An
 
         require_finite(obj, "nothing was written")
     metadata = None if request.metadata is None else dict(request.metadata)
+    options = SaveOptions(metadata, request.align, request.compact, formats.target_name(path), fetch=fetch)
+    if request.max_shard_size is not None:
+        if request.base is not None:
+            raise UnsupportedError("base= is for a save in one file; leave out max_shard_size=")
+        shards = prepare_shards(obj, path, request.format, request.max_shard_size, partial(replace, options))
+        return SaveJob(shards.payloads, partial(_write_shards, shards, path, request.durable, request.progress))
     chosen = formats.for_target(path, request.format)
-    name = formats.target_name(path)
-    options = SaveOptions(metadata, request.align, request.compact, name, fetch=fetch)
     plan, check, unchanged = _planned(obj, request.base, chosen, options)
     write = partial(_write, plan, check, path, request.durable, request.progress, unchanged)
     return SaveJob((plan.payloads,), write)
@@ -135,3 +140,8 @@ def _write(
     write_plan(plan if check is None else CheckedPlan(plan, check), path, durable=durable, progress=progress)
     name = formats.target_name(path)
     return Saved(name, () if name is None else (name,), plan.nbytes, plan.left_out, unchanged)
+
+
+def _write_shards(shards: Shards, path: Any, durable: bool, progress: Progress | None) -> Saved:
+    files = shards.write(durable=durable, progress=progress)
+    return Saved(formats.target_name(path), files, shards.nbytes, shards.left_out)

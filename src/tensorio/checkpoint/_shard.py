@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tensorio import formats
 from tensorio.checkpoint._checkpoint import open_checkpoint
 from tensorio.checkpoint._manifest import MANIFEST, RANKS_MAX, Manifest, Part, is_plain_name, read_manifest
+from tensorio.checkpoint._packing import nbytes_of
 from tensorio.checkpoint._ranked import Division
 from tensorio.errors import TensorIOError, UnsupportedError, error_context
 from tensorio.folders import require_free, staged_folder, write_together
@@ -117,7 +117,7 @@ def shard_checkpoint(
     pattern, target = _naming(name, format)
     if metadata and not hasattr(target, "plan_items"):
         raise UnsupportedError(f"files of the format {target.NAME} have no place for metadata=")
-    most = None if max_shard_size is None else _nbytes(max_shard_size)
+    most = None if max_shard_size is None else nbytes_of(max_shard_size)
     folder = os.fspath(dst)
     replaceable = _is_ours if overwrite else None
     require_free(folder, replaceable)
@@ -134,18 +134,6 @@ def shard_checkpoint(
                 checkpoint.check_unchanged()
                 write_together([[(note, FlatPlan(job.manifest().text(), Payloads()))]], durable=durable)
     return report
-
-
-def _nbytes(size: int | str) -> int:
-    """A size in bytes: a number, or text such as "5GB"."""
-    match = re.fullmatch(r"([0-9]{1,15})(?:([KMGT])(i?)B|B)?", str(size).strip(), re.IGNORECASE)
-    nbytes = 0
-    if match is not None:
-        power = " KMGT".index((match[2] or " ").upper())
-        nbytes = int(match[1]) * (1024 if match[3] else 1000) ** power
-    if not nbytes:
-        raise ValueError(f"expected max_shard_size= to be a number of bytes or a size such as '5GB', found {size!r}")
-    return nbytes
 
 
 def _naming(name: str | None, format: str | None) -> tuple[str, Format]:

@@ -29,25 +29,34 @@ SPEED_NBYTES = 16 << 20  # below that, a speed is noise
 @click.option("--format", "format_", type=click.Choice(names()), help="Of DST; by its suffix if not given.")
 @click.option("--unknown", type=click.Choice(("error", "opaque")), default="error", show_default=True,
               help="Objects of classes that are not harmless: refuse the file, or keep them as data.")  # fmt: skip
+@click.option("--max-shard-size", metavar="SIZE",
+              help="Several files of at most so many bytes, and an index, in the folder DST: 5GB.")  # fmt: skip
 @key_option(help="Where the key of SRC is, if it is encrypted; DST is not.")
-def command(source: str, target: str, format_: str | None, unknown: str, key: Any) -> None:
+def command(source: str, target: str, format_: str | None, unknown: str, max_shard_size: str | None, key: Any) -> None:
     """Write the tensors of SRC to DST, straight from the mapping: under 64 MiB of memory, whatever the size.
 
-    DST appears whole or not at all. Lists what its format can't hold and what
-    was dropped for that: values that are not tensors.
+    DST appears whole or not at all. With --max-shard-size it is a folder, or a
+    file in one that gives the files their names. Lists what its format can't
+    hold and what was dropped for that: values that are not tensors.
     """
     import tensorio
     from tensorio import formats
+    from tensorio.checkpoint._packing import nbytes_of
+    from tensorio.checkpoint._shards import shard_target
     from tensorio.cli._progress import bar
 
     try:
-        chosen = formats.for_target(target, format_)
+        chosen = formats.for_target(target, format_) if max_shard_size is None else shard_target(target, format_).format
+        limit = None if max_shard_size is None else nbytes_of(max_shard_size)
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="DST") from None
+        hint = "DST" if max_shard_size is None else "--max-shard-size"
+        raise click.BadParameter(str(error).replace("max_shard_size=", "--max-shard-size"), param_hint=hint) from None
     start = time.perf_counter()
     try:
         with bar(cut_middle(shown(os.path.basename(target)), LABEL_MAX)) as progress:
-            dropped = tensorio.convert(source, target, format=format_, unknown=unknown, key=key, progress=progress)
+            dropped = tensorio.convert(
+                source, target, format=format_, unknown=unknown, max_shard_size=limit, key=key, progress=progress
+            )
     except UnsafePickleError as error:
         error.message = error.message.replace("unknown='opaque'", "--unknown opaque")  # what it is called here
         raise
@@ -55,10 +64,12 @@ def command(source: str, target: str, format_: str | None, unknown: str, key: An
 
 
 def _sheet(target: str, format_: str, dropped: list[str], seconds: float) -> Sheet:
-    nbytes = os.path.getsize(target)
+    files = _files(target)
+    nbytes = sum(map(os.path.getsize, files))
     speed = f", {size(nbytes / seconds)}/s" if nbytes >= SPEED_NBYTES else ""
     sheet = Sheet("<<")
-    sheet.add(Cell(shown(target), "bold"), f"{format_}, {size(nbytes)} in {seconds:.2f} s{speed}")
+    several = f" in {len(files)} files" if len(files) > 1 else ""
+    sheet.add(Cell(shown(target), "bold"), f"{format_}, {size(nbytes)}{several} in {seconds:.2f} s{speed}")
     if not dropped:
         sheet.add(Cell("  nothing was dropped", "dim"))
         return sheet
@@ -70,6 +81,16 @@ def _sheet(target: str, format_: str, dropped: list[str], seconds: float) -> She
     if len(groups) > DROPPED_MAX:
         sheet.add(Cell(f"    ... and {len(groups) - DROPPED_MAX:,} more", "dim"))
     return sheet
+
+
+def _files(target: str) -> tuple[str, ...]:
+    """The files of tensors that were written."""
+    import tensorio
+
+    if os.path.isfile(target):
+        return (target,)
+    with tensorio.open(target, unknown="opaque") as checkpoint:
+        return checkpoint.files
 
 
 def _grouped(names: list[str]) -> Iterator[tuple[str, int]]:
