@@ -54,6 +54,7 @@ from tensorio.kinds import (
     SubclassTensor,
     TensorKind,
 )
+from tensorio.manager._rng import rng_state, set_rng_state
 from tensorio.modules import state_dict
 from tensorio.scanning._report import Finding, ScannedFile, ScanReport
 from tensorio.sharing._api import attach, publish, published, unpublish
@@ -126,9 +127,11 @@ __all__ = [
     "published",
     "ranked",
     "recover",
+    "rng_state",
     "save",
     "save_async",
     "scan",
+    "set_rng_state",
     "shard",
     "state_dict",
     "tp",

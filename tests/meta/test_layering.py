@@ -69,6 +69,7 @@ RANKS: list[tuple[str, ...]] = [
         "torch",
         "safetensors",
         "dropin",
+        "manager",
         "__main__",
     ),
     ("",),  # the package itself: re-exports only
@@ -96,6 +97,7 @@ DOORS = (
     "sharing/_registry",
     "carrying",
     "folders",
+    "manager/_lock",
     "cli",
     "__main__",
 )

@@ -15,6 +15,7 @@ except ImportError as error:
 from tensorio.torch._errors import LoadError
 from tensorio.torch._files import load_file, save_file
 from tensorio.torch._load import load
+from tensorio.torch._rng import rng_state, set_rng_state
 from tensorio.torch._save import save
 
-__all__ = ["LoadError", "load", "load_file", "save", "save_file"]
+__all__ = ["LoadError", "load", "load_file", "rng_state", "save", "save_file", "set_rng_state"]
