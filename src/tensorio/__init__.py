@@ -31,6 +31,7 @@ from tensorio.errors import (
     FormatError,
     HeaderError,
     LimitError,
+    LockedError,
     NameTakenError,
     NonFiniteError,
     NotPublishedError,
@@ -54,6 +55,7 @@ from tensorio.kinds import (
     SubclassTensor,
     TensorKind,
 )
+from tensorio.manager._manager import CheckpointManager
 from tensorio.manager._rng import rng_state, set_rng_state
 from tensorio.modules import state_dict
 from tensorio.scanning._report import Finding, ScannedFile, ScanReport
@@ -66,6 +68,7 @@ from tensorio.values import Device, Opaque, Size, TorchDType, TorchTag
 __all__ = [
     "AsyncSaver",
     "Checkpoint",
+    "CheckpointManager",
     "ChecksumError",
     "Chunk",
     "DTensor",
@@ -77,6 +80,7 @@ __all__ = [
     "HeaderError",
     "JaggedTensor",
     "LimitError",
+    "LockedError",
     "Loss",
     "MetaTensor",
     "NameTakenError",

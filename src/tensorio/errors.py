@@ -15,6 +15,7 @@
       TensorNotFoundError (KeyError)
       TensorMismatchError (ValueError)
       NonFiniteError (ValueError)     NaN or infinity where only finite numbers were asked for
+      LockedError                     another process writes there
       PublicationError                something published to other processes can't be had, or not under that name
         NotPublishedError (LookupError)   nobody publishes it, or no longer
         NameTakenError                somebody else publishes under that name
@@ -39,6 +40,7 @@ __all__ = [
     "FormatError",
     "HeaderError",
     "LimitError",
+    "LockedError",
     "NameTakenError",
     "NonFiniteError",
     "NotPublishedError",
@@ -217,6 +219,10 @@ class NonFiniteError(TensorIOError, ValueError):
     def __init__(self, message: str = "", *, found: Sequence[object] = (), **where: object) -> None:
         super().__init__(message, **where)  # type: ignore[arg-type]
         self.found = tuple(found)
+
+
+class LockedError(TensorIOError):
+    """Another process, or another object of this one, writes to the folder; the message names it."""
 
 
 class PublicationError(TensorIOError):

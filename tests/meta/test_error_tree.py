@@ -24,6 +24,7 @@ TREE = {
     "TensorNotFoundError": (tensorio.TensorIOError, KeyError),
     "TensorMismatchError": (tensorio.TensorIOError, ValueError),
     "NonFiniteError": (tensorio.TensorIOError, ValueError),
+    "LockedError": (tensorio.TensorIOError,),
     "PublicationError": (tensorio.TensorIOError,),
     "NotPublishedError": (tensorio.PublicationError, LookupError),
     "NameTakenError": (tensorio.PublicationError,),

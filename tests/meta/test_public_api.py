@@ -12,6 +12,7 @@ import tensorio
 NAMES = [
     "AsyncSaver",
     "Checkpoint",
+    "CheckpointManager",
     "ChecksumError",
     "Chunk",
     "DTensor",
@@ -23,6 +24,7 @@ NAMES = [
     "HeaderError",
     "JaggedTensor",
     "LimitError",
+    "LockedError",
     "Loss",
     "MetaTensor",
     "NameTakenError",

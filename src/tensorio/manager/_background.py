@@ -1,0 +1,120 @@
+"""Steps that are written while training goes on."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from tensorio.manager._draft import Draft
+from tensorio.manager._note import StepInfo
+
+if TYPE_CHECKING:
+    from tensorio._api_async import AsyncSaver
+    from tensorio.asynchronous._future import SaveFuture
+
+__all__ = ["Background"]
+
+
+class Background:
+    """Saves of drafts by an `AsyncSaver`, made when the first one is asked for."""
+
+    def __init__(self) -> None:
+        self._saver: AsyncSaver | None = None
+        self._last: SaveFuture | None = None
+
+    def save(self, draft: Draft, values: Mapping[str, Any], options: Mapping[str, Any], path: str) -> Future[StepInfo]:
+        """Take snapshots of all values; return the future of the step, which is published when they are written.
+
+        Parameters
+        ----------
+        values : mapping of str to object
+            By file name.
+        path : str
+            Of the step, for messages.
+        """
+        from tensorio._api_async import AsyncSaver
+        from tensorio.asynchronous._future import SaveFuture
+
+        if self._saver is None:
+            self._saver = AsyncSaver()
+        future: Any = SaveFuture(path)
+        future.set_running_or_notify_cancel()
+        pending = _Pending(draft, future)
+        try:
+            for name, value in values.items():
+                written = self._saver.save(value, os.path.join(draft.folder, name), **options)
+                pending.add()
+                written.add_done_callback(pending.written)
+        except BaseException as error:
+            pending.give_up(error)
+            raise
+        self._last = future
+        pending.end()
+        return future  # type: ignore[no-any-return]
+
+    def wait(self) -> None:
+        """Return when all is written; raise what failed and was not looked at."""
+        if self._saver is not None:
+            self._saver.wait()
+        self.raise_unseen()
+
+    def raise_unseen(self) -> None:
+        """Raise the failure of the last step, unless its future was asked."""
+        last, self._last = self._last, None
+        if last is not None and last.unseen:
+            last.result()
+        elif last is not None and not last.done():
+            self._last = last
+
+    def close(self) -> None:
+        """Wait, and let go of the saver's memory."""
+        if self._saver is not None:
+            saver, self._saver = self._saver, None
+            saver.close()
+        self.raise_unseen()
+
+
+class _Pending:
+    """The files of one step that are not written yet; the last one publishes it, or drops it."""
+
+    def __init__(self, draft: Draft, future: SaveFuture) -> None:
+        self._draft, self._future = draft, future
+        self._lock = threading.Lock()
+        self._left = 1  # whoever asks for the files, besides them
+        self._error: BaseException | None = None
+        self._told = False  # to the caller, who has no future then
+
+    def add(self) -> None:
+        """Expect one more file."""
+        with self._lock:
+            self._left += 1
+
+    def written(self, future: Future[Any]) -> None:
+        """Note that a file is written, or is not."""
+        self.end(future.exception())
+
+    def give_up(self, error: BaseException) -> None:
+        """Drop the step when what was asked for already is written."""
+        self._told = True
+        self.end(error)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Count one down; act if it was the last."""
+        with self._lock:
+            self._left -= 1
+            self._error = self._error or error
+            if self._left:
+                return
+        try:
+            if self._error is not None:
+                self._draft.drop(self._error)
+                raise self._error
+            info: Any = self._draft.publish()
+        except BaseException as failure:  # it is told to who looks, whatever it is
+            if not self._told:
+                self._future.fail(failure)
+        else:
+            self._future.set_result(info)

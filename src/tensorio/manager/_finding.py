@@ -1,0 +1,118 @@
+"""The way back: the newest step that is whole, and why newer ones are not."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from tensorio.errors import FormatError, NonFiniteError, escaped
+from tensorio.manager._local import LocalSteps
+from tensorio.manager._note import StepInfo
+from tensorio.manager._remote import RemoteSteps
+
+__all__ = ["Restored", "Skipped", "ValidStep", "newest"]
+
+Found = TypeVar("Found")
+_SHOWN = 3  # reasons in an error
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A step that was passed over.
+
+    Attributes
+    ----------
+    step : int
+    why : Exception
+    """
+
+    step: int
+    why: Exception
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.why}"
+
+
+@dataclass(frozen=True)
+class ValidStep:
+    """A step that was found whole.
+
+    Attributes
+    ----------
+    step : int
+    path : str
+        Of its folder.
+    info : StepInfo
+    skipped : tuple of Skipped
+        Newer steps that are not whole, the newest first.
+    """
+
+    step: int
+    path: str
+    info: StepInfo
+    skipped: tuple[Skipped, ...] = ()
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What `CheckpointManager.restore` brought back.
+
+    Attributes
+    ----------
+    step : int
+    value : object
+        What was saved; of a step saved with ``items=``, a dict of them.
+    metrics : mapping
+    info : StepInfo
+    skipped : tuple of Skipped
+        Newer steps that are not whole, the newest first.
+    """
+
+    step: int
+    value: Any
+    info: StepInfo
+    skipped: tuple[Skipped, ...] = ()
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """As given to `CheckpointManager.save`."""
+        return self.info.metrics
+
+
+@dataclass
+class Search(Generic[Found]):
+    """What `newest` came to."""
+
+    step: int
+    found: Found
+    skipped: list[Skipped] = field(default_factory=list)
+
+
+def newest(store: LocalSteps | RemoteSteps, attempt: Callable[[int], Found]) -> Search[Found] | None:
+    """Return what `attempt` makes of the newest step that it does not fail on; None if there is no step.
+
+    Warns
+    -----
+    UserWarning
+        For each step that is passed over: which, and why.
+
+    Raises
+    ------
+    FormatError
+        There are steps, and none is whole.
+    """
+    skipped: list[Skipped] = []
+    for step in reversed(store.numbers()):
+        try:
+            return Search(step, attempt(step), skipped)
+        except (FormatError, NonFiniteError, OSError) as error:
+            if isinstance(error, FileNotFoundError) and step not in store.numbers():
+                continue  # its writer has removed it since
+            skipped.append(Skipped(step, error))
+            warnings.warn(f"checkpoint passed over: step {step}: {error}", UserWarning, stacklevel=4)
+    if not skipped:
+        return None
+    reasons = "; ".join(f"step {s.step}: {escaped(s.why, 100)[1:-1]}" for s in skipped[:_SHOWN])
+    raise FormatError(f"none of {len(skipped)} checkpoints is whole: {reasons}", path=store.place)

@@ -1,0 +1,176 @@
+"""`StepReader`: what is there, what is whole, and how to have it back; takes no lock."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Any
+
+from tensorio import _api
+from tensorio.checkpoint._finite import require_finite
+from tensorio.manager._finding import Restored, ValidStep, newest
+from tensorio.manager._local import LocalSteps
+from tensorio.manager._note import StepInfo, check_files
+from tensorio.manager._remote import RemoteSteps
+
+__all__ = ["DEFAULT_ITEM", "StepReader"]
+
+DEFAULT_ITEM = "checkpoint"
+
+
+class StepReader:
+    """The half of a `CheckpointManager` that only reads.
+
+    Parameters
+    ----------
+    steps : LocalSteps or RemoteSteps
+    """
+
+    def __init__(self, steps: LocalSteps | RemoteSteps) -> None:
+        self._steps = steps
+
+    @property
+    def folder(self) -> str:
+        """Where the steps are: an absolute path, or the address."""
+        return self._steps.place
+
+    def steps(self) -> list[int]:
+        """Return the steps that are there, oldest first."""
+        return self._steps.numbers()
+
+    def latest(self) -> int | None:
+        """Return the highest step, unchecked; None if there is none."""
+        return max(self.steps(), default=None)
+
+    def path(self, step: int) -> str:
+        """Return the folder (or address) of a step, whether or not it is there."""
+        return self._steps.path(step)
+
+    def info(self, step: int) -> StepInfo:
+        """Return what was noted of a step: time, metrics, files.
+
+        Raises
+        ------
+        FormatError
+            The note is damaged.
+        FileNotFoundError
+            There is no such step.
+        """
+        return self._steps.info(step)
+
+    def pinned(self, step: int) -> bool:
+        """Tell whether a step is pinned."""
+        return self._steps.pinned(step)
+
+    def check(self, step: int, *, deep: bool = True) -> None:
+        """Raise unless all files of a step are there and of their sizes; with `deep`, of their checksums.
+
+        Raises
+        ------
+        FormatError
+            A file is shorter or longer than it was, or has other bytes.
+        OSError
+            A file is missing, or can't be read.
+
+        Notes
+        -----
+        `deep` reads all bytes, with all cores; at an address, it fetches them.
+        """
+        self._steps.check(step, deep=deep)
+
+    def latest_valid(self, *, deep: bool = True) -> ValidStep | None:
+        """Return the newest step that is whole, with the reasons why newer ones are not; None if there is no step.
+
+        Parameters
+        ----------
+        deep : bool
+            See `check`.
+
+        Raises
+        ------
+        FormatError
+            There are steps, and none is whole.
+
+        Warns
+        -----
+        UserWarning
+            For each step that is passed over.
+        """
+
+        def attempt(step: int) -> StepInfo:
+            self._steps.check(step, deep=deep)
+            return self._steps.info(step)
+
+        search = newest(self._steps, attempt)
+        if search is None:
+            return None
+        return ValidStep(search.step, self.path(search.step), search.found, tuple(search.skipped))
+
+    def restore(
+        self,
+        step: int | None = None,
+        *,
+        deep: bool = True,
+        check_finite: bool = False,
+        load: Callable[..., Any] | None = None,
+        **options: Any,
+    ) -> Restored | None:
+        """Load a step: the newest that is whole, if none is named; None if there is no step.
+
+        Parameters
+        ----------
+        step : int, optional
+            Load this one, or fail.
+        deep : bool
+            Recompute all checksums first.
+        check_finite : bool
+            A step with NaN or infinity is not whole.
+        load : callable, optional
+            Called with a path and `options` instead of `tensorio.load`; for torch
+            tensors, `tensorio.torch.load`.
+        **options
+            Of `tensorio.load`.
+
+        Raises
+        ------
+        FormatError
+            There are steps, and none is whole; or `step` is damaged.
+        FileNotFoundError
+            There is no `step`.
+        See `tensorio.load`.
+
+        Warns
+        -----
+        UserWarning
+            For each step that is passed over.
+        """
+
+        def attempt(step: int) -> tuple[StepInfo, Any]:
+            return self._loaded(step, deep, check_finite, load or _api.load, options)
+
+        if step is not None:
+            self._require(step)
+            info, value = attempt(step)
+            return Restored(step, value, info)
+        search = newest(self._steps, attempt)
+        if search is None:
+            return None
+        info, value = search.found
+        return Restored(search.step, value, info, tuple(search.skipped))
+
+    def _loaded(
+        self, step: int, deep: bool, check_finite: bool, load: Callable[..., Any], options: dict[str, Any]
+    ) -> tuple[StepInfo, Any]:
+
+        info = self._steps.info(step)
+        with self._steps.fetched(step) as folder:
+            check_files(folder, info, deep=deep)
+            value = {name: load(os.path.join(folder, place), **options) for name, place in info.items.items()}
+        if check_finite:
+            require_finite(value, f"step {step} is not restored")
+        return info, value[DEFAULT_ITEM] if list(value) == [DEFAULT_ITEM] else value
+
+    def _require(self, step: int) -> None:
+        if step not in self.steps():
+            raise FileNotFoundError(errno.ENOENT, "there is no such step", self.path(step))

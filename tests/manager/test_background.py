@@ -1,0 +1,113 @@
+"""Steps that are written while training goes on."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensorio
+from tensorio.manager import _draft
+
+Manager = tensorio.CheckpointManager
+
+
+def restored(manager: Manager, step: int | None = None) -> Any:
+    found = manager.restore(step)
+    assert found is not None
+    return found
+
+
+def test_a_step_is_what_the_object_was_when_save_returned(tmp_path: Path) -> None:
+    with Manager(tmp_path, keep=2) as manager:
+        state = {"w": np.zeros(1000), "step": 0}
+        futures = []
+        for step in range(1, 5):
+            state["w"] += 1
+            state["step"] = step
+            futures.append(manager.save(step, state, metrics={"loss": 1 / step}, block=False))
+        state["w"] += 100
+        manager.wait()
+        assert [future.result().step for future in futures] == [1, 2, 3, 4]
+        assert manager.steps() == [3, 4]
+        found = restored(manager)
+        assert found.value["step"] == 4
+        assert (found.value["w"] == 4).all()
+        assert manager.info(4) == futures[-1].result()
+    assert sorted(os.listdir(tmp_path)) == [".lock", "step-00000003", "step-00000004"]
+
+
+def test_several_items_become_one_step(tmp_path: Path) -> None:
+    with Manager(tmp_path) as manager:
+        items = {"model.safetensors": {"w": np.ones(5)}, "training": {"step": 1}}
+        manager.save(1, items=items, block=False).result(60)
+        assert set(restored(manager).value) == set(items)
+
+
+def test_nothing_is_listed_before_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    write_note = _draft.write_note
+
+    def slow(*arguments: Any, **options: Any) -> None:
+        assert go_on.wait(60)
+        write_note(*arguments, **options)
+
+    monkeypatch.setattr(_draft, "write_note", slow)
+    with Manager(tmp_path) as manager:
+        future = manager.save(1, {"w": np.ones(5)}, block=False)
+        assert manager.steps() == []
+        go_on.set()
+        future.result(60)
+        assert manager.steps() == [1]
+
+
+def failing(*arguments: Any, **options: Any) -> None:
+    raise OSError(28, "No space left on device (injected)")
+
+
+def test_a_failure_is_raised_by_the_future(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Manager(tmp_path) as manager:
+        with monkeypatch.context() as patch:
+            patch.setattr(_draft, "write_note", failing)
+            future = manager.save(1, {"w": np.ones(5)}, block=False)
+            with pytest.raises(OSError, match="injected"):
+                future.result(60)
+        assert os.listdir(tmp_path) == [".lock"]
+        manager.save(1, {"w": np.ones(5)})  # it was looked at: the next call is one of its own
+        assert manager.steps() == [1]
+
+
+@pytest.mark.parametrize("call", ["save", "background", "wait", "close", "rollback"])
+def test_a_failure_that_nobody_looked_at_is_raised_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    manager = Manager(tmp_path)
+    manager.save(1, {"w": np.ones(5)})
+    with monkeypatch.context() as patch:
+        patch.setattr(_draft, "write_note", failing)
+        future = manager.save(2, {"w": np.ones(5)}, block=False)
+        done = threading.Event()
+        future.add_done_callback(lambda _: done.set())
+        assert done.wait(60)
+    acts = {
+        "save": lambda: manager.save(3, {}), "background": lambda: manager.save(3, {}, block=False),
+        "wait": manager.wait, "close": manager.close, "rollback": lambda: manager.rollback(1),
+    }  # fmt: skip
+    with pytest.raises(OSError, match="injected"):
+        acts[call]()
+    assert manager.steps() == [1]
+    manager.close()  # it was told once
+
+
+def test_what_can_not_be_saved_is_told_at_once(tmp_path: Path) -> None:
+    with Manager(tmp_path, finite=True) as manager:
+        with pytest.raises(tensorio.NonFiniteError):
+            manager.save(1, {"w": np.array([np.nan])}, block=False)
+        with pytest.raises(tensorio.NonFiniteError):
+            manager.save(1, items={"a": {"w": np.ones(3)}, "b": {"w": np.array([np.nan])}}, block=False)
+        manager.wait()
+        assert os.listdir(tmp_path) == [".lock"]

@@ -1,0 +1,326 @@
+"""Steps that are saved, listed, restored, pinned, removed and rolled back; what damage does to them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensorio
+from tensorio.manager._note import decode, encoded
+from tensorio.manager._retention import Best
+
+Manager = tensorio.CheckpointManager
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"w": np.full((4, 5), step, np.float32), "step": step, "lr": 0.1}
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    with Manager(tmp_path / "run", keep=None) as made:
+        yield made
+
+
+def filled(manager: Manager, *steps: int) -> Manager:
+    for step in steps:
+        manager.save(step, state(step), metrics={"loss": 1 / (step + 1)})
+    return manager
+
+
+def restored(manager: Manager, *arguments: Any, **options: Any) -> Any:
+    found = manager.restore(*arguments, **options)
+    assert found is not None
+    return found
+
+
+def litter(manager: Manager) -> list[str]:
+    """What is in the folder beside steps and the lock."""
+    return [name for name in os.listdir(manager.folder) if not name.startswith("step-") and name != ".lock"]
+
+
+# ------------------------------------------------------------------ the plain way
+
+
+def test_what_was_saved_comes_back(manager: Manager) -> None:
+    info = manager.save(1000, state(1000), metrics={"loss": np.float32(0.25), "split": "dev"})
+    assert manager.steps() == [1000]
+    assert manager.latest() == 1000
+    assert Path(manager.path(1000)).name == "step-00001000"
+    found = restored(manager)
+    np.testing.assert_array_equal(found.value["w"], state(1000)["w"])
+    assert found.value["step"] == found.step == 1000
+    assert found.metrics == {"loss": 0.25, "split": "dev"}
+    assert found.skipped == ()
+    assert manager.info(1000) == info == found.info
+    assert info.version == tensorio.__version__
+    assert info.nbytes == (Path(manager.path(1000)) / "checkpoint.pt").stat().st_size
+    assert litter(manager) == []
+
+
+def test_an_empty_folder_has_nothing(tmp_path: Path) -> None:
+    manager = Manager(tmp_path / "none")
+    assert manager.steps() == []
+    assert manager.latest() is None
+    assert manager.latest_valid() is None
+    assert manager.restore() is None
+    assert not (tmp_path / "none").exists()  # looking makes nothing
+
+
+def test_several_items_have_files_of_their_own(manager: Manager) -> None:
+    items = {"model.safetensors": {"w": np.ones(3)}, "training": {"step": 5, "m": np.zeros(2)}}
+    manager.save(5, items=items)
+    assert sorted(os.listdir(manager.path(5))) == ["model.safetensors", "step.json", "training.pt"]
+    found = restored(manager, 5)
+    assert set(found.value) == set(items)
+    assert found.value["training"]["step"] == 5
+    assert tensorio.identify(os.path.join(manager.path(5), "model.safetensors")) == "safetensors"
+
+
+@pytest.mark.parametrize("items", [{}, {"": 1}, {"../x": 1}, {".x": 1}, {"step.json": 1}, {"a": 1, "a.pt": 2}])
+def test_names_of_items_that_are_no_file_names_are_refused(manager: Manager, items: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match="items="):
+        manager.save(1, items=items)
+    assert manager.steps() == []
+
+
+def test_torch_tensors_by_a_loader_of_ones_own(manager: Manager) -> None:
+    torch = pytest.importorskip("torch")
+    from tensorio import torch as face
+
+    manager.save(1, {"w": torch.arange(5)})
+    assert torch.equal(restored(manager, load=face.load).value["w"], torch.arange(5))
+
+
+def test_a_step_is_not_overwritten_unless_asked(manager: Manager) -> None:
+    filled(manager, 1)
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        manager.save(1, state(7))
+    manager.save(1, state(7), overwrite=True)
+    assert restored(manager, 1).value["step"] == 7
+    assert litter(manager) == []
+
+
+@pytest.mark.parametrize("step", [-1, 10**18, 1.5, "1"])
+def test_what_is_no_step_is_refused(manager: Manager, step: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        manager.save(step, state(1))
+
+
+def test_nothing_but_steps_is_listed(manager: Manager) -> None:
+    filled(manager, 3)
+    folder = Path(manager.folder)
+    for name in ("step-4", "step-000000005", "step-00000006.tmp", "astep-00000007", "step-0000000x", "notes"):
+        (folder / name).mkdir()
+    assert manager.steps() == [3]
+    assert Manager(folder).path(10**9) == str(folder / "step-1000000000")
+
+
+# ------------------------------------------------------------------ what stays
+
+
+def test_older_steps_go_by_the_rules(tmp_path: Path) -> None:
+    with Manager(tmp_path, keep=2, every=40, best=("loss", "min", 1)) as manager:
+        for step, loss in ((10, 3), (20, 1), (30, 2), (40, 5), (50, 4), (60, 9), (70, 8)):
+            manager.save(step, state(step), metrics={"loss": loss}, pin=step == 30)
+        assert manager.steps() == [20, 30, 40, 60, 70]
+        assert [step for step in manager.steps() if manager.pinned(step)] == [30]
+        manager.unpin(30)
+        manager.pin(60)
+        manager.save(80, state(80), metrics={"loss": 7})
+        assert manager.steps() == [20, 40, 60, 70, 80]
+        assert litter(manager) == []
+    with Manager(tmp_path, keep=1, best=Best("loss")) as again:  # metrics are read from the notes
+        again.save(90, state(90))
+        assert again.steps() == [20, 60, 90]
+
+
+def test_an_array_of_a_removed_step_stays_valid(tmp_path: Path) -> None:
+    with Manager(tmp_path, keep=1) as manager:
+        filled(manager, 1)
+        found = restored(manager)
+        filled(manager, 2)
+        assert manager.steps() == [2]
+        assert found.value["w"].sum() == 20
+
+
+def test_what_is_not_there_can_be_neither_pinned_nor_restored(manager: Manager) -> None:
+    acts: list[Callable[[int], object]] = [
+        manager.pin, manager.unpin, manager.remove, manager.restore, manager.rollback,
+    ]  # fmt: skip
+    for act in acts:
+        with pytest.raises(FileNotFoundError, match="no such step"):
+            act(5)
+
+
+def test_rolling_back_takes_newer_ones_away(manager: Manager) -> None:
+    filled(manager, 1, 2, 3, 4)
+    assert manager.rollback(2) == [4, 3]
+    assert manager.steps() == [1, 2]
+    filled(manager, 3)
+    assert manager.rollback(2, aside=True) == [3]
+    filled(manager, 3)
+    manager.rollback(2, aside=True)
+    assert sorted(litter(manager)) == ["aside-step-00000003", "aside-step-00000003-2"]
+    assert manager.rollback(2) == []
+
+
+def test_rolling_back_to_a_damaged_step_or_over_a_pinned_one_is_refused(manager: Manager) -> None:
+    filled(manager, 1, 2, 3)
+    manager.pin(3)
+    with pytest.raises(ValueError, match="pinned"):
+        manager.rollback(2)
+    manager.unpin(3)
+    damage_flip(manager, 2)
+    with pytest.raises(tensorio.ChecksumError):
+        manager.rollback(2)
+    assert manager.steps() == [1, 2, 3]
+
+
+# ------------------------------------------------------------------ damage
+
+
+def file_of(manager: Manager, step: int) -> Path:
+    return Path(manager.path(step)) / "checkpoint.pt"
+
+
+def damage_flip(manager: Manager, step: int) -> None:
+    data = bytearray(file_of(manager, step).read_bytes())
+    data[len(data) // 2] ^= 1
+    file_of(manager, step).write_bytes(data)
+
+
+def damage_cut(manager: Manager, step: int) -> None:
+    os.truncate(file_of(manager, step), 100)
+
+
+def damage_delete(manager: Manager, step: int) -> None:
+    file_of(manager, step).unlink()
+
+
+def damage_note(manager: Manager, step: int) -> None:
+    path = Path(manager.path(step)) / "step.json"
+    path.write_bytes(path.read_bytes().replace(b'"loss": 0', b'"loss": 1'))
+
+
+def damage_no_note(manager: Manager, step: int) -> None:
+    (Path(manager.path(step)) / "step.json").unlink()
+
+
+def damage_fifo(manager: Manager, step: int) -> None:
+    file_of(manager, step).unlink()
+    os.mkfifo(file_of(manager, step))
+
+
+DAMAGES = [damage_flip, damage_cut, damage_delete, damage_note, damage_no_note, damage_fifo]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_steps_are_passed_over_with_the_reason(manager: Manager, damage: Callable[..., None]) -> None:
+    filled(manager, 1, 2, 3)
+    damage(manager, 3)
+    with pytest.warns(UserWarning, match="passed over: step 3"):
+        valid = manager.latest_valid()
+    assert valid is not None
+    assert valid.step == 2
+    assert [skipped.step for skipped in valid.skipped] == [3]
+    assert str(valid.skipped[0]).startswith("step 3: ")
+    with pytest.warns(UserWarning, match="step 3"):
+        assert restored(manager).value["step"] == 2
+    for act in (manager.restore, manager.check):
+        with pytest.raises((tensorio.TensorIOError, OSError)):
+            act(3)
+
+
+def test_if_none_is_whole_it_is_an_error_and_no_fresh_start(manager: Manager) -> None:
+    filled(manager, 1, 2)
+    damage_flip(manager, 1)
+    damage_cut(manager, 2)
+    with (
+        pytest.warns(UserWarning, match="passed over"),
+        pytest.raises(tensorio.FormatError, match="none of 2 checkpoints is whole"),
+    ):
+        manager.restore()
+
+
+def test_sizes_alone_do_not_show_a_changed_byte(manager: Manager) -> None:
+    filled(manager, 1)
+    damage_flip(manager, 1)
+    assert manager.latest_valid(deep=False) is not None
+
+
+def test_every_changed_byte_of_a_step_is_found(manager: Manager) -> None:
+    manager.save(1, items={"m.safetensors": {"w": np.zeros(2, np.uint8)}})
+    for path in (Path(manager.path(1)) / "m.safetensors", Path(manager.path(1)) / "step.json"):
+        good = path.read_bytes()
+        for at in range(len(good)):
+            path.write_bytes(good[:at] + bytes([good[at] ^ 0x20]) + good[at + 1 :])
+            with pytest.raises(tensorio.FormatError):
+                manager.check(1)
+        for length in range(0, len(good), 7):
+            path.write_bytes(good[:length])
+            with pytest.raises(tensorio.FormatError):
+                manager.check(1)
+        path.write_bytes(good)
+    manager.check(1)
+
+
+def test_a_note_that_leads_elsewhere_is_refused(manager: Manager) -> None:
+    info = filled(manager, 1).info(1)
+    for name in ("../other", "/etc/passwd", "a/../../b", "", "a\\b", "a\0b", "."):
+        text = encoded(type(info)(1, 0.0, items={"checkpoint": name}))
+        with pytest.raises(tensorio.HeaderError, match="leads elsewhere"):
+            decode(text, "step.json")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.1, 3, "text", True])
+def test_metrics_come_back(manager: Manager, value: Any) -> None:
+    manager.save(1, state(1), metrics={"m": value})
+    assert repr(manager.info(1).metrics["m"]) == repr(value)
+    json.loads((Path(manager.path(1)) / "step.json").read_text())
+
+
+def test_nan_is_refused_when_saving_and_passed_over_when_restoring(tmp_path: Path) -> None:
+    bad = {"w": np.array([1.0, np.nan])}
+    with Manager(tmp_path, finite=True) as manager:
+        filled(manager, 1)
+        with pytest.raises(tensorio.NonFiniteError, match="'w'"):
+            manager.save(2, bad)
+        assert manager.steps() == [1]
+        assert litter(manager) == []
+        manager.save(2, bad, check_finite=False)
+        with pytest.warns(UserWarning, match="NaN"):
+            assert restored(manager, check_finite=True).step == 1
+        assert restored(manager).step == 2
+
+
+def test_a_step_removed_while_it_was_looked_at_is_no_damage(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(manager, 1, 2)
+    check = type(manager._steps).check
+
+    def vanishing(self: Any, step: int, *, deep: bool) -> None:
+        if step == 2:
+            shutil.rmtree(self.path(2))
+        check(self, step, deep=deep)
+
+    monkeypatch.setattr(type(manager._steps), "check", vanishing)
+    valid = manager.latest_valid()
+    assert valid is not None
+    assert (valid.step, valid.skipped) == (1, ())
+
+
+def test_a_closed_manager_saves_nothing_and_still_reads(tmp_path: Path) -> None:
+    manager = filled(Manager(tmp_path), 1)
+    manager.close()
+    with pytest.raises(ValueError, match="closed"):
+        manager.save(2, state(2))
+    assert manager.steps() == [1]
+    manager.close()
