@@ -598,7 +598,7 @@ def test_verify_of_good_files(mixed: Path, layers: Path) -> None:
     assert f"{mixed}  ok\n" in text
     assert re.search(r" in \d+ records checked, all right\n", text)
     assert f"{layers}  ok as far as can be told\n" in text
-    assert "not covered: 700 B, all payload: the format has no checksums" in text
+    assert "not covered: 700 B, all payload: no checksum in the file, no manifest beside it" in text
 
 
 def test_verify_names_each_bad_record_and_its_offset(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tensorio._api import identify, load, open, scan, verify
 from tensorio._api_async import AsyncSaver, save_async
 from tensorio._api_crypt import decrypt, encrypt
 from tensorio._api_less import delta_chain
-from tensorio._api_save import convert, recover, save
+from tensorio._api_save import convert, recover, save, write_manifest
 from tensorio._api_tp import ranked, shard, unshard
 from tensorio._version import __version__
 from tensorio.allowing import allow
@@ -22,9 +22,9 @@ from tensorio.checkpoint._finite import NonFinite, check_finite
 from tensorio.checkpoint._prefetch import Prefetch
 from tensorio.checkpoint._ranked import RankView
 from tensorio.checkpoint._recover import Loss, Recovery
+from tensorio.checkpoint._report import Report
 from tensorio.checkpoint._saving import Saved
 from tensorio.checkpoint._shard import ShardReport
-from tensorio.checkpoint._verify import Report
 from tensorio.errors import (
     ChecksumError,
     DecryptionError,
@@ -142,4 +142,5 @@ __all__ = [
     "unpublish",
     "unshard",
     "verify",
+    "write_manifest",
 ]

@@ -10,7 +10,7 @@ from tensorio import formats
 from tensorio.checkpoint._checkpoint import Checkpoint, load_file, open_checkpoint
 from tensorio.checkpoint._options import reading_options
 from tensorio.checkpoint._several import place_of_several
-from tensorio.checkpoint._verify import Report
+from tensorio.checkpoint._verify import Report, verify_path
 from tensorio.encryption._header import is_encrypted
 from tensorio.encryption._opening import head_of
 from tensorio.errors import FormatError, UnknownFormatError, UnsupportedError, error_context
@@ -34,7 +34,7 @@ def open(
     allow: Iterable[type] = (),
     encoding: str | None = None,
     strict: bool = False,
-    verify: bool = False,
+    verify: bool | str = False,
     key: Any = None,
 ) -> Checkpoint:
     """Open a checkpoint without reading its payload.
@@ -76,8 +76,10 @@ def open(
         Text where it is UTF-8, else bytes, if not given.
     strict : bool
         Accept exactly what today's reference writer writes.
-    verify : bool
-        Recompute the file's checksums first.
+    verify : {False, True, "require"}
+        Compare the bytes with every checksum there is of them first, as
+        `tensorio.verify` does; "require" refuses a file with payload bytes
+        that none covers.
     key : bytes, str or callable, optional
         Of a file, or of tensors, that `encrypt` encrypted: 32 bytes;
         ``"env:NAME"`` or ``"file:PATH"``; or a function that is called with the
@@ -124,7 +126,7 @@ def load(
     allow: Iterable[type] = (),
     encoding: str | None = None,
     strict: bool = False,
-    verify: bool = False,
+    verify: bool | str = False,
     check_finite: bool = False,
     key: Any = None,
     progress: Progress | None = None,
@@ -183,12 +185,28 @@ def _selected(checkpoint: Checkpoint, names: Iterable[str]) -> Any:
         return prune(fill(set(wanted.values())), [checkpoint.paths[name] for name in wanted])
 
 
-def verify(path: Any, *, key: Any = None, progress: Progress | None = None) -> Report:
-    """Check a file's structure and recompute every checksum it has, with all cores.
+def verify(
+    path: Any, *, manifest: Any = None, require: bool = False, key: Any = None, progress: Progress | None = None
+) -> Report:
+    """Check the structure of a checkpoint and compare it with every checksum there is of it, with all cores.
+
+    Those are: the CRC-32 of each record of a zip archive; the digests of
+    tensors that ``save(..., digests=True)`` put into a file; a manifest of the
+    SHA-256 of whole files.
 
     Parameters
     ----------
-    path, key
+    path
+        See `open`. A folder that is no checkpoint is compared with the manifest
+        in it.
+    manifest : str, os.PathLike or False, optional
+        A list as ``sha256sum`` writes it, with names relative to the folder
+        that `path` is, or is in. If not given, it is looked for: beside a file
+        ``<file>.sha256``, then ``checkpoint.sha256`` or ``SHA256SUMS`` in its
+        folder; inside a folder, one of these two. False: none is used.
+    require : bool
+        Whether payload bytes that nothing covers are a problem.
+    key
         See `open`. Of what is encrypted, the tag of every chunk is checked.
     progress : callable, optional
         Called as ``progress(done, total)`` in bytes.
@@ -196,16 +214,23 @@ def verify(path: Any, *, key: Any = None, progress: Progress | None = None) -> R
     Returns
     -------
     Report
-        The bad records, and how many bytes have no checksum (all of a
-        ``.safetensors`` file).
+        What is wrong: in which file, record and bytes, and whose they are; what
+        was compared; and how many bytes nothing covers.
 
     Raises
     ------
     FormatError
-        The structure is wrong, so that there is nothing to recompute.
+        The structure is wrong, or that of the manifest, so that there is nothing
+        to compare.
+    OSError
+        From the system.
+
+    Notes
+    -----
+    Reads the payload once for checksums and digests and once for a manifest.
+    One file's SHA-256 can't be shared by several cores.
     """
-    with open_checkpoint(path, **reading_options(False, "opaque", (), False, key=key)) as checkpoint:
-        return checkpoint.verify(progress=progress)
+    return verify_path(path, manifest, require, progress, key=key)
 
 
 def scan(path: Any, *, allow: Iterable[str | type] = (), progress: Progress | None = None) -> ScanReport:

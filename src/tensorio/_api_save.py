@@ -10,12 +10,13 @@ from tensorio.checkpoint._checkpoint import open_checkpoint
 from tensorio.checkpoint._options import reading_options
 from tensorio.checkpoint._recover import Recovery, recover_file
 from tensorio.checkpoint._saving import Saved, SaveRequest, save_object
+from tensorio.checkpoint._sums import write_manifest as _write_manifest
 from tensorio.errors import UnsupportedError
 from tensorio.formats._base import OpenOptions
 from tensorio.output import write_plan
 from tensorio.plan import CheckedPlan
 
-__all__ = ["convert", "recover", "save"]
+__all__ = ["convert", "recover", "save", "write_manifest"]
 
 Progress = Callable[[int, int], object]
 
@@ -261,3 +262,38 @@ def recover(
     return recover_file(
         src, dst, format=format, raw=raw, keep_damaged=keep_damaged, options=options, durable=durable, progress=progress
     )
+
+
+def write_manifest(path: Any, *, durable: bool = True, progress: Progress | None = None) -> str:
+    """Write the SHA-256 of a file, or of all files of a folder, as ``sha256sum -c`` takes them.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        Of a file: the manifest is written beside it, ``<path>.sha256``. Of a
+        folder: inside, ``checkpoint.sha256``; it names all files below, links
+        to files too, except what is in folders whose name begins with a dot.
+    durable : bool
+        Sync the manifest to disk before returning.
+    progress : callable, optional
+        Called as ``progress(done, total)`` in bytes.
+
+    Returns
+    -------
+    str
+        Path of the manifest; one that was there is replaced.
+
+    Raises
+    ------
+    OSError
+        From the system.
+    FormatError
+        A file was written to meanwhile.
+    UnsupportedError
+        Something that is no regular file.
+
+    Notes
+    -----
+    Several files are hashed at once, a core each; one file by one core.
+    """
+    return _write_manifest(path, durable=durable, progress=progress)

@@ -85,7 +85,14 @@ class TensorIOError(Exception):
     offset : int or None
         Byte offset from the start of the file; inside a pickle, from the start
         of the record.
+    nbytes : int or None
+        How many bytes from there on are in doubt, where `tensorio.verify` found it.
+    tensors : tuple of str
+        Full names of the tensors that have some of them, where it is known.
     """
+
+    nbytes: int | None = None
+    tensors: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -109,6 +116,10 @@ class TensorIOError(Exception):
             where.append(f"record {escaped(self.record)}")
         if self.offset is not None:
             where.append(f"byte offset {self.offset}")
+        if self.tensors and self.tensors != (self.record,):
+            more = f" and {len(self.tensors) - 2} more" if len(self.tensors) > 2 else ""
+            shown = ", ".join(escaped(fqn, 60) for fqn in self.tensors[:2])
+            where.append(f"tensor{'s' * (len(self.tensors) > 1)} {shown}{more}")
         place = f" ({', '.join(where)})" if where else ""
         room = _LINE_MAX - len(place)
         text = self.message if len(self.message) <= room else self.message[: room - 3] + "..."

@@ -27,6 +27,7 @@ RANKS: list[tuple[str, ...]] = [
         "allowing",
         "allowlist",
         "dangers",
+        "sums",
         "values",
         "pickles",
         "kinds",

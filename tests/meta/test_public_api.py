@@ -86,6 +86,7 @@ NAMES = [
     "unpublish",
     "unshard",
     "verify",
+    "write_manifest",
 ]
 
 SIGNATURES = {
@@ -102,7 +103,8 @@ SIGNATURES = {
     "delta_chain": "path",
     "recover": "src, dst, *, format=None, raw=False, keep_damaged=False, unknown='error', allow=(), encoding=None, "
                "durable=True, progress=None",
-    "verify": "path, *, key=None, progress=None",
+    "verify": "path, *, manifest=None, require=False, key=None, progress=None",
+    "write_manifest": "path, *, durable=True, progress=None",
     "encrypt": "src, dst, *, key, key_id='', tensors=None, chunk_size=1048576, old_key=None, durable=True, "
                "progress=None",
     "decrypt": "src, dst, *, key, durable=True, progress=None",
@@ -128,7 +130,7 @@ METHODS = {
     "prefetch": "self, fqns=None, *, window=None, wait=False, progress=None",
     "stream": "self, fqns=None, *, window=None, evict=False",
     "check_unchanged": "self",
-    "verify": "self, *, progress=None",
+    "verify": "self, *, require=False, progress=None",
     "close": "self",
 }
 ATTRIBUTES = {"format", "path", "files", "metadata", "nbytes", "infos", "paths", "loading"}

@@ -251,11 +251,12 @@ class Checkpoint(Moving):
             for storage in self._opened.storages:
                 storage.check_unchanged()
 
-    def verify(self, *, progress: Progress | None = None) -> Report:
-        """Recompute the checksums that the file has; see `tensorio.verify`."""
+    def verify(self, *, require: bool = False, progress: Progress | None = None) -> Report:
+        """Compare the bytes with every checksum there is of them; see `tensorio.verify`."""
         from tensorio.checkpoint._verify import verify_opened
 
-        return verify_opened(self._opened, self._name, progress)
+        self._storage(0)
+        return verify_opened(self._opened, self._name, progress, self._place, require=require)
 
     # ----------------------------------------------------------------- lifetime
 
@@ -321,10 +322,14 @@ def open_checkpoint(source: Any, **options: Any) -> Checkpoint:
     return open_several(several, **options)
 
 
-def open_single(source: Any, *, format: str | None = None, mmap: bool | str = "auto", verify: bool = False,
+def open_single(source: Any, *, format: str | None = None, mmap: bool | str = "auto", verify: bool | str = False,
                 progress: Progress | None = None, **options: Any) -> Checkpoint:  # fmt: skip
     """Open a checkpoint that is one file, or in memory."""
     check_choice(mmap)
+    if verify is not False:
+        from tensorio.checkpoint._verify import check_verify
+
+        check_verify(verify)
     choices = OpenOptions(**options)
     storage, path, name = open_storage(source, writable=choices.writable)
     arguments = {"format": format, "mmap": mmap, **options}
@@ -333,8 +338,8 @@ def open_single(source: Any, *, format: str | None = None, mmap: bool | str = "a
     return checkpoint
 
 
-def checkpoint_of(storage: Storage, path: str | None, name: str, arguments: dict[str, Any], *, verify: bool = False,
-                  progress: Progress | None = None) -> Checkpoint:  # fmt: skip
+def checkpoint_of(storage: Storage, path: str | None, name: str, arguments: dict[str, Any], *,
+                  verify: bool | str = False, progress: Progress | None = None) -> Checkpoint:  # fmt: skip
     """Open a checkpoint whose bytes are a storage, which is closed if that fails.
 
     Parameters
@@ -362,7 +367,7 @@ def checkpoint_of(storage: Storage, path: str | None, name: str, arguments: dict
             if verify:
                 from tensorio.checkpoint._verify import verify_opened
 
-                verify_opened(opened, name, progress).raise_first()
+                verify_opened(opened, name, progress, path, require=verify == "require").raise_first()
         loading = described(storage, mmap)
     except BaseException:
         close_all(storages)

@@ -1,178 +1,309 @@
-"""Recompute the checksums that a file has, and say what they don't cover."""
+"""Compare a checkpoint with every checksum there is of it, and say what none covers.
+
+Three sorts, from the narrowest to the widest: digests of tensors among a file's
+notes, checksums of a container's records, a manifest of whole files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from os import cpu_count
-from typing import TYPE_CHECKING, NamedTuple
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from tensorio import _core
-from tensorio.errors import ChecksumError, HeaderError, TensorIOError, error_context
-from tensorio.formats._zip import Inflation
+from tensorio.checkpoint._checks import Work, crc_jobs, sha256_of
+from tensorio.checkpoint._options import reading_options
+from tensorio.checkpoint._report import Report
+from tensorio.checkpoint._sums import Manifest, files_below, find_sums
+from tensorio.encryption._storage import DecryptedStorage
+from tensorio.errors import ChecksumError, FormatError, TensorIOError, TruncatedError, UnknownFormatError
+from tensorio.opening import open_storage
+from tensorio.ranges import place_of
+from tensorio.storage import FileStorage
 
 if TYPE_CHECKING:
     from tensorio.formats._base import Opened, StoredRecord
     from tensorio.storage import Storage
 
     Progress = Callable[[int, int], object]
+    Advance = Callable[[int], None]
 
-__all__ = ["Report", "verify_opened"]
-
-# Bytes of a stored record that one thread checks at a time.
-PART = 32 << 20
-# Up to this many bytes, a record is looked at in one piece.
-SMALL = 64 << 10
-# Bytes of small records that make one task, and what a record costs beside its bytes, in bytes checked in that time.
-TASK = 4 << 20
-PART_COST = 16 << 10
+__all__ = ["Report", "check_verify", "verify_opened", "verify_path"]
 
 
-@dataclass
-class Report:
-    """What `tensorio.verify` found.
+def check_verify(verify: object) -> None:
+    """Raise if `verify` is none of what `tensorio.open` takes."""
+    if verify not in (True, False, "require"):
+        raise ValueError(f"verify= is True, False or 'require', not {verify!r}")
 
-    Attributes
+
+def verify_path(
+    path: Any, manifest: Any = None, require: bool = False, progress: Progress | None = None, key: Any = None
+) -> Report:
+    """Open and verify; see `tensorio.verify`. A folder that is no checkpoint is compared with its manifest alone."""
+    from tensorio.checkpoint._checkpoint import open_checkpoint
+
+    place = os.fsdecode(path) if isinstance(path, str | os.PathLike) else None
+    folder = place is not None and os.path.isdir(place)
+    try:
+        checkpoint = open_checkpoint(path, **reading_options(False, "opaque", (), False, key=key))
+    except (IsADirectoryError, UnknownFormatError):
+        found = _manifest(place, manifest) if folder else None
+        if found is None:
+            raise
+        assert place is not None
+        report = Report(place, "")
+        _Verification(report, [], found, progress).run()
+        return report
+    with checkpoint:
+        place = place if folder else checkpoint.path
+        return verify_opened(checkpoint._opened, checkpoint._name, progress, place, manifest, require)
+
+
+def verify_opened(
+    opened: Opened,
+    name: str,
+    progress: Progress | None = None,
+    path: str | None = None,
+    manifest: Any = None,
+    require: bool = False,
+) -> Report:
+    """Check what is open, with all cores; see `tensorio.verify`.
+
+    Parameters
     ----------
-    path, format : str
-    records : int
-        Records that hold payload.
-    checked : int
-        Bytes in the file whose checksum was recomputed.
-    unchecked : int
-        Payload bytes for which the file has no checksum.
-    problems : list of TensorIOError
-        One per bad record, with its name and byte offset.
+    name : str
+        What to call it in messages.
+    path : str or None
+        Where to look for a manifest.
     """
-
-    path: str
-    format: str
-    records: int = 0
-    checked: int = 0
-    unchecked: int = 0
-    problems: list[TensorIOError] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong; what has no checksum can't be."""
-        return not self.problems
-
-    def raise_first(self) -> None:
-        """Raise the first problem, if there is one."""
-        if self.problems:
-            raise self.problems[0]
-
-    def __str__(self) -> str:
-        state = "ok" if self.ok else f"{len(self.problems)} bad records"
-        rest = f", {self.unchecked} bytes have no checksum" if self.unchecked else ""
-        return f"{self.path}: {state}: {self.checked} bytes of {self.records} records checked{rest}"
-
-
-def verify_opened(opened: Opened, name: str, progress: Progress | None = None) -> Report:
-    """Check every record with all cores; see `tensorio.verify`."""
-    from tensorio.encryption._verify import check_tags
-
     report = Report(name, opened.format)
-    records = list(opened.records())
-    report.records = len(records)
-    report.unchecked = sum(r.nbytes for r in records if r.crc32 is None)
-    due = [r for r in records if r.crc32 is not None]
-    tasks = list(_tasks(part for i, record in enumerate(due) for part in _parts(i, record)))
-    total = sum(r.nbytes for r in due)
-    actual: list[int | TensorIOError] = [0] * len(due)
-    with ThreadPoolExecutor(cpu_count() or 1) as pool:
-        results = pool.map(lambda task: [_checksum(opened.storages, due[part.record], part) for part in task], tasks)
-        for task, crcs in zip(tasks, results, strict=True):
-            for part, crc in zip(task, crcs, strict=True):
-                actual[part.record] = _joined(actual[part.record], crc, part.nbytes)
-                report.checked += part.nbytes
-            if progress is not None:
-                progress(report.checked, total)
-    for record, found in zip(due, actual, strict=True):
-        problem = found if isinstance(found, TensorIOError) else _compare(record, found)
-        if problem is not None:
-            report.problems.append(problem)
-    sealed, damaged = check_tags(opened, records, progress)
-    report.checked += sealed
-    report.unchecked -= sealed
-    report.problems += damaged
-    for problem in report.problems:
-        problem.path = name
+    verification = _Verification(report, opened.storages, _manifest(path, manifest), progress)
+    verification.add_records(opened)
+    verification.run()
+    if require and report.unchecked:
+        report.problems.append(
+            ChecksumError(
+                f"expected a checksum for every payload byte, found none for {report.unchecked} of them: save with "
+                "digests=True or manifest=True, or write a manifest",
+                path=name,
+            )
+        )
     return report
 
 
-class _Part(NamedTuple):
-    """A piece of a record that one thread checks."""
-
-    record: int
-    offset: int
-    nbytes: int
-
-
-def _parts(i: int, record: StoredRecord) -> Iterator[_Part]:
-    """Cut a stored record for several threads; a deflated one can only be read from its start."""
-    if record.deflated or record.nbytes <= PART:
-        yield _Part(i, record.offset, record.nbytes)
-        return
-    end = record.offset + record.nbytes
-    for at in range(record.offset, end, PART):
-        yield _Part(i, at, min(PART, end - at))
-
-
-def _tasks(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
-    """Put small parts together, so that handing work to a thread costs little beside the work."""
-    task: list[_Part] = []
-    size = 0
-    for part in parts:
-        task.append(part)
-        size += part.nbytes + PART_COST
-        if size >= TASK:
-            yield task
-            task, size = [], 0
-    if task:
-        yield task
-
-
-def _joined(before: int | TensorIOError, crc: int | TensorIOError, nbytes: int) -> int | TensorIOError:
-    if isinstance(before, TensorIOError) or isinstance(crc, TensorIOError):
-        return crc
-    return _core.crc32_combine(before, crc, nbytes)
-
-
-def _checksum(storages: list[Storage], record: StoredRecord, part: _Part) -> int | TensorIOError:
-    """The CRC-32 of a part of a record, or of all its unpacked bytes, or why it can't be had."""
-    storage = storages[record.storage]
-    if not record.deflated:
-        if part.nbytes <= SMALL:
-            view = storage.view_for(part.offset, part.nbytes)
-            return _core.crc32(view[part.offset : part.offset + part.nbytes])
-        crc = 0
-        for piece in storage.stream(part.offset, part.nbytes):
-            crc = _core.crc32(piece, crc)
-        return crc
-    try:
-        with error_context(record=record.name):
-            return _inflated_checksum(storage.view()[record.offset : record.offset + record.nbytes], record)
-    except TensorIOError as error:
-        return error
-
-
-def _inflated_checksum(raw: memoryview, record: StoredRecord) -> int:
-    unpacked = Inflation([raw], record.size, record.offset)
-    crc = 0
-    for piece in unpacked:
-        crc = _core.crc32(piece, crc)
-    if unpacked.size != record.size or not unpacked.ended:
-        raise HeaderError(f"deflated record: expected {record.size} bytes, found {unpacked.size}", offset=record.offset)
-    return crc
-
-
-def _compare(record: StoredRecord, actual: int) -> TensorIOError | None:
-    expected = record.crc32
-    if expected is None or expected == actual:
+def _manifest(path: str | None, manifest: Any) -> Manifest | None:
+    if path is None or manifest is False or "://" in path:
         return None
+    return find_sums(path, None if manifest is None else os.fsdecode(os.fspath(manifest)))
+
+
+class _Verification:
+    """The jobs of one verification, and what they find."""
+
+    def __init__(
+        self, report: Report, storages: Sequence[Storage], manifest: Manifest | None, progress: Progress | None
+    ) -> None:
+        self.report = report
+        self.storages = storages
+        self.files = _files(storages)
+        self.work = Work(progress)
+        self.progress = progress
+        self.opened: Opened | None = None
+        self.judges: list[Callable[[], Iterator[TensorIOError]]] = []  # called when the work is done
+        self.records: list[StoredRecord] = []
+        self.manifest = manifest
+        self.covered: set[int] = set()  # of `files`, by id
+
+    def run(self) -> None:
+        """Do all jobs, and fill the report."""
+        report = self.report
+        if self.manifest is not None:
+            self.add_sums(self.manifest)
+        self.work.run()
+        for judge in self.judges:
+            report.problems.extend(judge())
+        if self.opened is not None:
+            self.check_tags(self.opened)
+        bare = [r for r in self.records if r.crc32 is None and r.sha256 is None and not self.is_covered(r)]
+        report.unchecked = sum(record.nbytes for record in bare)
+
+    def check_tags(self, opened: Opened) -> None:
+        """Check the tag of every chunk of what is encrypted."""
+        from tensorio.encryption._verify import check_tags
+
+        sealed, damaged = check_tags(opened, self.records, self.progress)
+        self.report.checked += sealed
+        for problem in damaged:
+            problem.path = self.report.path
+        self.report.problems.extend(damaged)
+
+    def is_covered(self, record: StoredRecord) -> bool:
+        """Whether a record's bytes are in a file of the manifest, or in chunks with a tag."""
+        owner, _ = place_of(self.storages[record.storage])
+        if isinstance(owner, DecryptedStorage):
+            return True
+        return id(owner) in self.covered or (len(self.files) == 1 and bool(self.covered))  # made of those of the file
+
+    # ------------------------------------------------------------------ records
+
+    def add_records(self, opened: Opened) -> None:
+        """Compare each record with its CRC-32 and its digest."""
+        self.opened = opened
+        self.records = list(opened.records())
+        self.report.records = len(self.records)
+        summed = [record for record in self.records if record.crc32 is not None]
+        crcs = crc_jobs(self.work, self.storages, summed)
+        hashed = [record for record in self.records if record.sha256 is not None]
+        digests = [""] * len(hashed)
+
+        def job(i: int, advance: Advance) -> None:
+            record = hashed[i]
+            digests[i] = sha256_of(self.storages[record.storage], record.offset, record.nbytes, advance)
+
+        for i, record in enumerate(hashed):
+            self.work.add(record.nbytes, partial(job, i))
+        self.report.checked = sum(record.nbytes for record in [*summed, *hashed])
+
+        def judge() -> Iterator[TensorIOError]:
+            bad: list[tuple[StoredRecord, TensorIOError]] = []
+            for record, crc in zip(summed, crcs(), strict=True):
+                if isinstance(crc, TensorIOError):
+                    bad.append((record, crc))
+                elif crc != record.crc32:
+                    bad.append((record, _wrong_crc(record, crc)))
+            for record, digest in zip(hashed, digests, strict=True):
+                if digest != record.sha256:
+                    bad.append((record, _wrong_digest(f"the tensor's {record.nbytes} bytes", record.sha256, digest)))
+            for record, problem in bad:
+                yield self.located(problem, record)
+
+        self.judges.append(judge)
+
+    def located(self, problem: TensorIOError, record: StoredRecord) -> TensorIOError:
+        """Say of a problem which bytes of which file it is about, and whose they are."""
+        owner, offset = place_of(self.storages[record.storage], record.offset)
+        several = len(self.files) > 1 and isinstance(owner, FileStorage)
+        problem.path = owner.name if several and isinstance(owner, FileStorage) else self.report.path
+        problem.record = problem.record or record.name
+        if problem.offset is None:
+            problem.offset = offset
+        problem.nbytes = record.nbytes
+        problem.tensors = self.tensors_in(owner, offset, record.nbytes)
+        return problem
+
+    def tensors_in(self, owner: Storage, offset: int, nbytes: int) -> tuple[str, ...]:
+        """Names of the tensors that have bytes in a range of a storage."""
+        if self.opened is None or not nbytes:
+            return ()
+        found = []
+        table = self.opened.table
+        for fqn, row in self.named():
+            for storage, start, length in (chunk.extent for chunk in table.info(row, fqn).chunks):
+                where, start = place_of(self.storages[storage], start)
+                if where is owner and start < offset + nbytes and offset < start + length:
+                    found.append(fqn)
+                    break
+        return tuple(found)
+
+    def named(self) -> list[tuple[str, int]]:
+        """Names and rows of all tensors; none if there are more of them than naming may cost."""
+        from tensorio.tree import fqns
+
+        assert self.opened is not None
+        if self.opened.flat:
+            return list(zip(self.opened.table.names, range(len(self.opened.table)), strict=True))
+        try:
+            return [(fqn, row) for fqn, _, row in fqns(self.opened.tree, self.opened.budget)]
+        except TensorIOError:
+            return []
+
+    # ----------------------------------------------------------------- manifest
+
+    def add_sums(self, manifest: Manifest) -> None:
+        """Compare each file that the manifest names with its digest."""
+        known = {(file.identity.device, file.identity.inode): file for file in self.files}
+        seen: list[str] = []
+        for name in manifest.digests:
+            path = os.path.join(manifest.folder, name)
+            try:
+                now = os.stat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                missing = TruncatedError("the manifest names a file that is not there", path=path)
+                self.judges.append(partial(iter, [missing]))
+                continue
+            # What is open counts, whatever has its name by now.
+            only = self.files[0] if len(self.files) == len(manifest.digests) == 1 else None
+            file = known.get((now.st_dev, now.st_ino), only)
+            if file is not None:
+                self.covered.add(id(file))
+            self.add_file(path, manifest.digests[name], file, now.st_size if file is None else file.nbytes)
+            seen.append(name)
+        self.report.manifest = manifest.path
+        self.report.covered = tuple(seen)
+        if os.path.isdir(self.report.path) and os.path.samefile(manifest.folder, self.report.path):
+            self.report.unnamed = tuple(
+                name for name in files_below(manifest.folder) if name not in manifest.digests
+                and not _is(os.path.join(manifest.folder, name), manifest.path)
+            )  # fmt: skip
+
+    def add_file(self, path: str, digest: str, file: FileStorage | None, nbytes: int) -> None:
+        """Compare a file with a digest: as it is open, or opened for that."""
+        found = ""
+
+        def job(advance: Advance) -> None:
+            nonlocal found
+            storage = open_storage(path, local=True)[0] if file is None else file
+            try:
+                found = sha256_of(storage, 0, storage.nbytes, advance)
+            finally:
+                if file is None:
+                    storage.close()
+
+        def judge() -> Iterator[TensorIOError]:
+            if found == digest:
+                return
+            if file is not None and not _is_still(file, path):
+                yield FormatError("the file was replaced while it was verified: verify it again", path=path)
+                return
+            problem = _wrong_digest(f"the file's {nbytes} bytes", digest, found)
+            problem.path, problem.offset, problem.nbytes = path, 0, nbytes
+            if file is not None:
+                problem.tensors = self.tensors_in(file, 0, nbytes)
+            yield problem
+
+        self.work.add(nbytes, job)
+        self.judges.append(judge)
+        self.report.hashed += nbytes
+
+
+def _files(storages: Sequence[Storage]) -> list[FileStorage]:
+    """The files that the bytes are in."""
+    owners = {id(owner): owner for owner, _ in map(place_of, storages)}
+    return [owner for owner in owners.values() if isinstance(owner, FileStorage)]
+
+
+def _is(path: str, other: str) -> bool:
+    return os.path.exists(other) and os.path.samefile(path, other)
+
+
+def _is_still(file: FileStorage, path: str) -> bool:
+    now = os.stat(path)
+    return (now.st_dev, now.st_ino) == (file.identity.device, file.identity.inode)
+
+
+def _wrong_crc(record: StoredRecord, actual: int) -> ChecksumError:
+    expected = record.crc32
+    assert expected is not None
     return ChecksumError(
         f"CRC-32 of the record's {record.size} bytes: expected {expected:08x}, found {actual:08x}",
-        expected=expected, actual=actual, record=record.name, offset=record.offset,
+        expected=expected, actual=actual,
+    )  # fmt: skip
+
+
+def _wrong_digest(what: str, expected: str | None, actual: str) -> ChecksumError:
+    assert expected is not None
+    return ChecksumError(
+        f"SHA-256 of {what}: expected {expected[:16]}..., found {actual[:16]}...",
+        expected=int(expected, 16), actual=int(actual, 16),
     )  # fmt: skip

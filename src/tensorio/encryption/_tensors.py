@@ -151,7 +151,7 @@ def _place(
         dims.extend(c_strides(shape, BY_NAME[original.dtype].itemsize))
         opened.storages.append(storage)
     opened.table = Table(table.names, rows, dims)
-    opened.records = partial(records_of, opened.table)
+    opened.records = partial(records_of, opened.table, None)
 
 
 def _storage(

@@ -46,7 +46,7 @@ def check_tags(
                 progress(done, total)
             if len(problems) >= PROBLEMS_MAX:
                 break
-    checked = sum(r.nbytes for r in records if r.storage in sealed and r.crc32 is None)
+    checked = sum(r.nbytes for r in records if r.storage in sealed and r.crc32 is None and r.sha256 is None)
     return checked, problems[:PROBLEMS_MAX]
 
 

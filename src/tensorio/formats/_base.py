@@ -77,6 +77,8 @@ class StoredRecord(NamedTuple):
     deflated : bool
     payload : bool
         Whether tensors may be in it; False for the notes and programs beside them.
+    sha256 : str or None
+        Hex digits of the bytes' digest, where the file has one.
     """
 
     name: str
@@ -87,6 +89,7 @@ class StoredRecord(NamedTuple):
     size: int
     deflated: bool = False
     payload: bool = True
+    sha256: str | None = None
 
 
 @dataclass
@@ -223,6 +226,7 @@ class SaveOptions:
     align: int | None = None
     compact: bool = False
     name: str | None = None  # the target's file name, None for a file object
+    digests: bool = False  # a SHA-256 of each tensor among the notes
     exact: bool = False  # what torch.save would write, NumPy arrays included: nothing is taken for a tensor
     fetch: Callable[[Any], Any] | None = None
 

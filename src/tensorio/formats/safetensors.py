@@ -9,7 +9,8 @@
 
 Reads what the reference implementation (release 0.8.0) reads, except that a
 name that occurs twice is refused. Writes the same bytes as it does for the same
-input; metadata keys, which it writes in random order, are sorted.
+input; metadata keys, which it writes in random order, are sorted. A key of our
+own, where it is asked for: `tensorio.formats._digests`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tensorio.dtypes import BY_NAME
 from tensorio.encryption._opening import has_encrypted
 from tensorio.errors import HeaderError, TensorMismatchError, UnsupportedError, escaped
 from tensorio.formats._base import DELTA_KEY, IncompleteError, Opened, OpenOptions, SaveOptions, StoredRecord
+from tensorio.formats._digests import KEY, digest_note, digests_in, without_digests
 from tensorio.plan import FlatPlan
 from tensorio.tensors import Table, first_duplicate
 
@@ -81,7 +83,7 @@ def open_stored(storage: Storage, options: OpenOptions) -> Opened:
     metadata = _metadata(pairs)
     if options.strict:
         _require_reference_layout(bytes(view[:data_offset]), table, pairs)
-    return Opened(NAME, table, [storage], metadata, records=lambda: records_of(table))
+    return Opened(NAME, table, [storage], metadata, records=lambda: records_of(table, metadata))
 
 
 def load(storage: Storage, options: OpenOptions) -> object:
@@ -128,11 +130,12 @@ def _metadata(pairs: list[tuple[str, str]] | None) -> dict[str, str] | None:
     return metadata
 
 
-def records_of(table: Table) -> Iterator[StoredRecord]:
-    """Yield a record per tensor, without a checksum: the format has none."""
+def records_of(table: Table, metadata: dict[str, str] | None) -> Iterator[StoredRecord]:
+    """Yield a record per tensor, with the digest that the notes have of it: the format has no checksums."""
+    digests = digests_in(metadata)
     for i, name in enumerate(table.names):
-        extent = table.info(i).chunks[0].extent
-        yield StoredRecord(name, extent.storage, extent.offset, extent.nbytes, None, extent.nbytes)
+        storage, offset, nbytes = table.info(i).chunks[0].extent
+        yield StoredRecord(name, storage, offset, nbytes, None, nbytes, sha256=digests.get(name))
 
 
 def rank_of(code: int) -> int:
@@ -174,7 +177,10 @@ def plan_items(items: Items, options: SaveOptions) -> FlatPlan:
     order = sorted(range(len(ranks)), key=lambda i: (ranks[i], items.names[i]))  # str sorts as its UTF-8 does
     payloads = items.payloads.select(order)
     names, shapes = [items.names[i] for i in order], [items.shapes[i] for i in order]
-    header = (names, [ranks[i] for i in order], shapes, payloads.sizes.tolist(), _pairs(options.metadata))
+    metadata = without_digests(options.metadata)  # whatever they were of, here they are made anew or not at all
+    if options.digests:
+        metadata = {**(metadata or {}), KEY: digest_note(names, payloads)}
+    header = (names, [ranks[i] for i in order], shapes, payloads.sizes.tolist(), _pairs(metadata))
     head = _core.st_header(*header)
     if options.align is not None:
         head = _core.st_header(*header, _padding(len(head), options.align))

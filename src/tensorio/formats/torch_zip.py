@@ -197,6 +197,10 @@ def plan_tree(
 def _archive(data: bytes, payloads: Payloads, options: SaveOptions) -> ZipPlan:
     if options.metadata:
         raise UnsupportedError("a torch file has no place for metadata=; put it into the object that is saved")
+    if options.digests:
+        raise UnsupportedError(
+            "a torch file has a CRC-32 of each storage and no place for digests=; manifest=True hashes the file"
+        )
     align = _core.ZIP_ALIGN if options.align is None else options.align
     if not 1 <= align <= _core.ZIP_ALIGN_MAX:
         raise ValueError(f"expected align from 1 to {_core.ZIP_ALIGN_MAX} bytes, found {align}")

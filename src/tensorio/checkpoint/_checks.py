@@ -1,0 +1,175 @@
+"""Recompute checksums of parts of storages, by several threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from tensorio import _core
+from tensorio.errors import HeaderError, TensorIOError, error_context
+from tensorio.formats._zip import Inflation
+from tensorio.reading import in_threads, readers
+
+if TYPE_CHECKING:
+    from tensorio.formats._base import StoredRecord
+    from tensorio.storage import Storage
+
+    Progress = Callable[[int, int], object]
+
+__all__ = ["Work", "crc_jobs", "sha256_of"]
+
+# Bytes of a stored record that one thread checks at a time.
+PART = 32 << 20
+# Up to this many bytes, a record is looked at in one piece.
+SMALL = 64 << 10
+# Bytes of small records that make one task, and what a record costs beside its bytes, in bytes checked in that time.
+TASK = 4 << 20
+PART_COST = 16 << 10
+
+
+class Work:
+    """Jobs for several threads, and how many bytes of them are done.
+
+    A job is called with a function that it tells the bytes it has done.
+    """
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._jobs: list[tuple[int, Callable[[Callable[[int], None]], None]]] = []
+        self._progress = progress
+        self._lock = threading.Lock()
+        self.done = 0
+
+    def add(self, nbytes: int, job: Callable[[Callable[[int], None]], None]) -> None:
+        """Append a job."""
+        self._jobs.append((nbytes, job))
+
+    def run(self) -> None:
+        """Do all jobs: the large ones first, since one of them can't be shared."""
+        total = sum(nbytes for nbytes, _ in self._jobs)
+
+        def advance(nbytes: int) -> None:
+            with self._lock:
+                self.done += nbytes
+                if self._progress is not None:
+                    self._progress(self.done, total)
+
+        jobs = sorted(self._jobs, key=lambda job: -max(job[0], PART))  # parts of one file in order: a disk likes that
+        in_threads(lambda job: job[1](advance), jobs, readers())
+
+
+def sha256_of(storage: Storage, offset: int, nbytes: int, advance: Callable[[int], None]) -> str:
+    """Return the SHA-256 of a range as hex digits."""
+    from hashlib import sha256
+
+    state = sha256()
+    if nbytes <= SMALL:
+        state.update(storage.view_for(offset, nbytes)[offset : offset + nbytes])
+        advance(nbytes)
+        return state.hexdigest()
+    for at in range(offset, offset + nbytes, PART):
+        step = min(PART, offset + nbytes - at)
+        for piece in storage.stream(at, step):
+            state.update(piece)
+        advance(step)
+    return state.hexdigest()
+
+
+class _Part(NamedTuple):
+    """A piece of a record that one thread checks."""
+
+    record: int
+    offset: int
+    nbytes: int
+
+
+def crc_jobs(
+    work: Work, storages: Sequence[Storage], records: Sequence[StoredRecord]
+) -> Callable[[], Iterator[int | TensorIOError]]:
+    """Have the CRC-32 of each record computed.
+
+    Returns
+    -------
+    callable
+        Once the work is done, yields for each record the CRC-32 of its bytes (unpacked, if it is deflated), or why it
+        can't be had.
+    """
+    parts = [part for i, record in enumerate(records) for part in _parts(i, record)]
+    found: list[int | TensorIOError] = [0] * len(parts)
+
+    def job(first: int, task: Sequence[_Part], advance: Callable[[int], None]) -> None:
+        for i, part in enumerate(task, first):
+            found[i] = _checksum(storages, records[part.record], part)
+        advance(sum(part.nbytes for part in task))
+
+    first = 0
+    for task in _tasks(parts):
+        work.add(sum(part.nbytes for part in task), partial(job, first, task))
+        first += len(task)
+
+    def results() -> Iterator[int | TensorIOError]:
+        whole: list[int | TensorIOError] = [0] * len(records)
+        for part, crc in zip(parts, found, strict=True):
+            whole[part.record] = _joined(whole[part.record], crc, part.nbytes)
+        return iter(whole)
+
+    return results
+
+
+def _parts(i: int, record: StoredRecord) -> Iterator[_Part]:
+    """Cut a stored record for several threads; a deflated one can only be read from its start."""
+    if record.deflated or record.nbytes <= PART:
+        yield _Part(i, record.offset, record.nbytes)
+        return
+    end = record.offset + record.nbytes
+    for at in range(record.offset, end, PART):
+        yield _Part(i, at, min(PART, end - at))
+
+
+def _tasks(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
+    """Put small parts together, so that handing work to a thread costs little beside the work."""
+    task: list[_Part] = []
+    size = 0
+    for part in parts:
+        task.append(part)
+        size += part.nbytes + PART_COST
+        if size >= TASK:
+            yield task
+            task, size = [], 0
+    if task:
+        yield task
+
+
+def _joined(before: int | TensorIOError, crc: int | TensorIOError, nbytes: int) -> int | TensorIOError:
+    if isinstance(before, TensorIOError) or isinstance(crc, TensorIOError):
+        return crc
+    return _core.crc32_combine(before, crc, nbytes)
+
+
+def _checksum(storages: Sequence[Storage], record: StoredRecord, part: _Part) -> int | TensorIOError:
+    """The CRC-32 of a part of a record, or of all its unpacked bytes, or why it can't be had."""
+    storage = storages[record.storage]
+    if not record.deflated:
+        if part.nbytes <= SMALL:
+            view = storage.view_for(part.offset, part.nbytes)
+            return _core.crc32(view[part.offset : part.offset + part.nbytes])
+        crc = 0
+        for piece in storage.stream(part.offset, part.nbytes):
+            crc = _core.crc32(piece, crc)
+        return crc
+    try:
+        with error_context(record=record.name):
+            return _inflated_checksum(storage.view()[record.offset : record.offset + record.nbytes], record)
+    except TensorIOError as error:
+        return error
+
+
+def _inflated_checksum(raw: memoryview, record: StoredRecord) -> int:
+    unpacked = Inflation([raw], record.size, record.offset)
+    crc = 0
+    for piece in unpacked:
+        crc = _core.crc32(piece, crc)
+    if unpacked.size != record.size or not unpacked.ended:
+        raise HeaderError(f"deflated record: expected {record.size} bytes, found {unpacked.size}", offset=record.offset)
+    return crc

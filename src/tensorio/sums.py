@@ -1,0 +1,74 @@
+r"""Lists of SHA-256 digests as text, in the format of ``sha256sum``: one line each.
+
+::
+
+    <64 hex digits>  <name>
+
+A name with a backslash or a line feed in it is escaped (``\\``, ``\n``), and its
+line begins with a backslash. Read as well: ``*`` in front of the name, as of files
+in binary mode, and lines of the form ``SHA256 (name) = digits``.
+
+Source: the manual of GNU coreutils, "md5sum invocation"; checked against ``sha256sum -c``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from tensorio.errors import HeaderError, escaped
+
+__all__ = ["is_sha256", "sums_of", "sums_text"]
+
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}\Z")
+_LINE = re.compile(r"(\\?)(?:([0-9a-fA-F]{64}) [ *](.*)|SHA256 \((.*)\) = ([0-9a-fA-F]{64}))\Z", re.DOTALL)
+
+
+def is_sha256(text: str) -> bool:
+    """Whether a text is a digest in hex digits."""
+    return _DIGEST.match(text) is not None
+
+
+def sums_text(digests: Mapping[str, str]) -> str:
+    """Return the lines for names and their digests, in the order of the mapping."""
+    return "".join(_line(name, digest) for name, digest in digests.items())
+
+
+def _line(name: str, digest: str) -> str:
+    if "\\" not in name and "\n" not in name:
+        return f"{digest}  {name}\n"
+    return "\\{}  {}\n".format(digest, name.replace("\\", "\\\\").replace("\n", "\\n"))
+
+
+def sums_of(text: str) -> dict[str, str]:
+    """Return the digests of a list, in lower case, by name; empty lines and those that begin with ``#`` are skipped.
+
+    Raises
+    ------
+    HeaderError
+        Not such a line; a name that occurs twice. The message has the number of the line.
+    """
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line or line.startswith("#"):
+            continue
+        match = _LINE.match(line)
+        name = None if match is None else _name(match)
+        if match is None or name is None:
+            raise HeaderError(
+                f"line {number}: expected the 64 hex digits of a SHA-256, two blanks and a name, found {escaped(line)}"
+            )
+        if name in found:
+            raise HeaderError(f"line {number}: the name {escaped(name)} occurs twice")
+        found[name] = (match[2] or match[5]).lower()
+    return found
+
+
+def _name(match: re.Match[str]) -> str | None:
+    """The name of a line, without escapes; None if there is an escape that is none."""
+    name = match[3] if match[2] else match[4]
+    if not match[1]:
+        return name
+    if re.fullmatch(r"(?:[^\\]|\\[\\nr])*", name, re.DOTALL) is None:
+        return None
+    return re.sub(r"\\(.)", lambda found: {"n": "\n", "r": "\r"}.get(found[1], found[1]), name)

@@ -1,0 +1,164 @@
+"""Manifests: sha256sum accepts ours, and we read its."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tensorio
+from tensorio.checkpoint._sums import find_sums, read_sums, write_sums
+from tensorio.sums import sums_of, sums_text
+
+HELLO = hashlib.sha256(b"hello").hexdigest()
+OTHER = hashlib.sha256(b"other").hexdigest()
+NAMES = ["plain", "two words", " blank first", "*star", "\\", "a\\nb", "line\nfeed", "ends in feed\n", "\\\\x", "é",
+         "\udcff", "SHA256 (x) = y", "#hash", "x.sha256"]  # fmt: skip
+
+needs_sha256sum = pytest.mark.skipif(shutil.which("sha256sum") is None, reason="sha256sum is not here")
+
+
+def sha256sum(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["sha256sum", *arguments], cwd=cwd, capture_output=True, check=False)
+
+
+def folder_of(tmp_path: Path, names: list[str]) -> Path:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(os.fsencode(name))
+    return tmp_path
+
+
+# ------------------------------------------------------------------------ the text
+
+
+@needs_sha256sum
+@pytest.mark.skipif(os.name != "posix", reason="such names are POSIX'")
+def test_sha256sum_accepts_any_name(tmp_path: Path) -> None:
+    folder_of(tmp_path, NAMES)
+    write_sums(str(tmp_path / "list"), {n: hashlib.sha256(os.fsencode(n)).hexdigest() for n in NAMES})
+    done = sha256sum("--check", "--strict", "list", cwd=tmp_path)
+    assert done.returncode == 0, done
+    assert done.stdout.count(b": OK") == len(NAMES)
+
+
+@needs_sha256sum
+@pytest.mark.parametrize("how", [[], ["--binary"], ["--tag"]], ids=str)
+def test_what_sha256sum_writes_is_read(tmp_path: Path, how: list[str]) -> None:
+    folder_of(tmp_path, NAMES)
+    (tmp_path / "list").write_bytes(sha256sum(*how, "--", *NAMES, cwd=tmp_path).stdout)
+    assert read_sums(str(tmp_path / "list")) == {n: hashlib.sha256(os.fsencode(n)).hexdigest() for n in NAMES}
+
+
+def test_text_goes_there_and_back() -> None:
+    digests = dict.fromkeys(NAMES, HELLO)
+    assert sums_of(sums_text(digests)) == digests
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("abc  x\n", "line 1: expected the 64 hex digits"),
+        (f"{HELLO}  x\n{HELLO} x\n", "line 2: expected the 64 hex digits"),
+        (f"{HELLO}  x\n{OTHER}  x\n", "line 2: the name 'x' occurs twice"),
+        (f"\\{HELLO}  a\\b\n", "line 1: expected the 64 hex digits"),
+        (f"{HELLO}\n", "line 1: expected the 64 hex digits"),
+    ],
+)  # fmt: skip
+def test_other_text_is_refused(text: str, message: str) -> None:
+    with pytest.raises(tensorio.HeaderError, match=message):
+        sums_of(text)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../x", "/etc/passwd", "./../x"])
+def test_names_that_lead_out_of_the_folder_are_refused(tmp_path: Path, name: str) -> None:
+    write_sums(str(tmp_path / "list"), {name: HELLO})
+    with pytest.raises(tensorio.HeaderError, match="below the folder"):
+        read_sums(str(tmp_path / "list"))
+
+
+def test_comments_empty_lines_and_a_leading_dot_are_read(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text(f"# a note\n\n{HELLO.upper()}  ./a/b\n")
+    assert read_sums(str(tmp_path / "list")) == {"a/b": HELLO}
+
+
+def test_a_digest_alone_is_of_the_file_it_is_named_after(tmp_path: Path) -> None:
+    (tmp_path / "x.bin.sha256").write_text(f"{HELLO}\n")
+    assert read_sums(str(tmp_path / "x.bin.sha256")) == {"x.bin": HELLO}
+
+
+def test_a_list_of_any_length_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "list").open("wb") as f:
+        f.truncate(1 << 30)
+    with pytest.raises(tensorio.LimitError):
+        read_sums(str(tmp_path / "list"))
+
+
+# ------------------------------------------------------------------ which one is used
+
+
+def test_the_nearest_manifest_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"hello")
+    assert find_sums(str(path)) is None
+    for i, name in enumerate(["SHA256SUMS", "checkpoint.sha256", "x.sha256"]):
+        write_sums(str(tmp_path / name), {"x": HELLO if i % 2 else OTHER})
+        found = find_sums(str(path))
+        assert found is not None
+        assert Path(found.path).name == name
+    (tmp_path / "x.sha256").unlink()
+    write_sums(str(tmp_path / "checkpoint.sha256"), {"y": HELLO})
+    found = find_sums(str(path))
+    assert found is not None
+    assert Path(found.path).name == "SHA256SUMS"
+
+
+def test_a_manifest_beside_a_file_must_name_it(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"hello")
+    write_sums(str(tmp_path / "x.sha256"), {"y": HELLO})
+    with pytest.raises(tensorio.HeaderError, match="expected a line for 'x'"):
+        find_sums(str(tmp_path / "x"))
+
+
+# ------------------------------------------------------------------------- writing one
+
+
+@needs_sha256sum
+def test_manifest_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    tensorio.save({"w": np.arange(100_000)}, path)
+    assert tensorio.write_manifest(path) == str(path) + ".sha256"
+    assert (tmp_path / "m.pt.sha256").read_bytes() == sha256sum("m.pt", cwd=tmp_path).stdout
+    assert tensorio.verify(path, require=True).covered == ("m.pt",)
+
+
+@needs_sha256sum
+def test_manifest_of_a_folder_names_all_files_that_count(tmp_path: Path) -> None:
+    names = ["a.safetensors", "config.json", "sub/b.bin", ".metadata"]
+    folder_of(tmp_path, [*names, ".git/HEAD", ".x.tensorio-1-0.tmp", "SHA256SUMS"])
+    (tmp_path / "link").symlink_to("config.json")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    written = tensorio.write_manifest(tmp_path)
+    assert sorted(read_sums(written)) == sorted([*names, "link"])
+    assert sha256sum("--check", "--strict", "checkpoint.sha256", cwd=tmp_path).returncode == 0
+    assert tensorio.write_manifest(tmp_path) == written  # and does not name itself
+    assert sorted(read_sums(written)) == sorted([*names, "link"])
+
+
+def test_manifest_of_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as error:
+        tensorio.write_manifest(tmp_path / "none")
+    assert error.value.filename == str(tmp_path / "none")
+    assert not list(tmp_path.iterdir())
+
+
+def test_progress_of_a_manifest(tmp_path: Path) -> None:
+    folder_of(tmp_path, ["a", "bb", "ccc"])
+    seen: list[tuple[int, int]] = []
+    tensorio.write_manifest(tmp_path, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (6, 6)
