@@ -900,7 +900,7 @@ def test_inspect_of_100_gib_costs_nothing(
     text, seconds, peak, heavy = cost("inspect", *mode, path)
     assert heavy == []
     assert peak < 60 << 20
-    assert seconds < 2  # it takes 0.15 s; the bound is for busy machines
+    assert seconds < 20  # it takes 0.15 s; the bound is for busy machines, and to read it all would take longer
     if mode == []:
         assert "100.0 GiB in 400 records, all of it reached by tensors" in text
         assert row(text, "layers.{0-399}.weight")[-1] == "x400"
