@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from tensorio import formats
 from tensorio.checkpoint._choosing import Choice, chosen_part
 from tensorio.checkpoint._shards import Shards, prepare_shards
+from tensorio.checkpoint._watched import write_file
 from tensorio.errors import UnsupportedError
 from tensorio.formats._base import SaveOptions
-from tensorio.output import write_plan
 from tensorio.plan import CheckedPlan
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ __all__ = ["SaveJob", "SaveRequest", "Saved", "prepare", "save_object"]
 Progress = Callable[[int, int], object]
 Check = Callable[[], object]
 
-_REFUSED = ("digests", "manifest", "readback")
+_OF_ONE_FILE = ("base", "manifest", "readback")
 
 
 @dataclass(frozen=True)
@@ -104,24 +104,25 @@ def prepare(obj: Any, path: Any, request: SaveRequest, fetch: Callable[[Any], An
     fetch : callable, optional
         See `SaveOptions`.
     """
-    for option in _REFUSED:
-        if getattr(request, option) not in (None, False):
-            raise UnsupportedError(f"{option}= is not available in this version")
     obj = chosen_part(obj, Choice(request.include, request.exclude))
     if request.check_finite:
         from tensorio.checkpoint._finite import require_finite
 
         require_finite(obj, "nothing was written")
     metadata = None if request.metadata is None else dict(request.metadata)
-    options = SaveOptions(metadata, request.align, request.compact, formats.target_name(path), fetch=fetch)
+    options = SaveOptions(
+        metadata, request.align, request.compact, formats.target_name(path), request.digests, fetch=fetch
+    )
     if request.max_shard_size is not None:
-        if request.base is not None:
-            raise UnsupportedError("base= is for a save in one file; leave out max_shard_size=")
+        for option in _OF_ONE_FILE:
+            if getattr(request, option) not in (None, False):
+                raise UnsupportedError(f"{option}= is for a save in one file; leave out max_shard_size=")
         shards = prepare_shards(obj, path, request.format, request.max_shard_size, partial(replace, options))
         return SaveJob(shards.payloads, partial(_write_shards, shards, path, request.durable, request.progress))
     chosen = formats.for_target(path, request.format)
     plan, check, unchanged = _planned(obj, request.base, chosen, options)
-    write = partial(_write, plan, check, path, request.durable, request.progress, unchanged)
+    write = partial(_write, plan, check, path, request.manifest, request.readback, request.durable, request.progress,
+                    unchanged)  # fmt: skip
     return SaveJob((plan.payloads,), write)
 
 
@@ -135,9 +136,11 @@ def _planned(obj: Any, base: Any, target: Format, options: SaveOptions) -> tuple
 
 
 def _write(
-    plan: LaidOut, check: Check | None, path: Any, durable: bool, progress: Progress | None, unchanged: int
-) -> Saved:
-    write_plan(plan if check is None else CheckedPlan(plan, check), path, durable=durable, progress=progress)
+    plan: LaidOut, check: Check | None, path: Any, manifest: bool, readback: bool, durable: bool,
+    progress: Progress | None, unchanged: int,
+) -> Saved:  # fmt: skip
+    checked = plan if check is None else CheckedPlan(plan, check)
+    write_file(checked, path, manifest=manifest, readback=readback, durable=durable, progress=progress)
     name = formats.target_name(path)
     return Saved(name, () if name is None else (name,), plan.nbytes, plan.left_out, unchanged)
 

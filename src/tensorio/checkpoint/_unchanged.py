@@ -79,7 +79,9 @@ def plan_delta(obj: Any, base: Any, target: Format, options: SaveOptions) -> tup
             storage = before._storage(0)  # of a delta, only what is in the file itself makes its fingerprint
             mark = fingerprint(storage, formats.get("safetensors").open(storage, OpenOptions()).table)
             metadata[DELTA_KEY] = Note(os.path.basename(path), mark, sums).text()
-        changed = SaveOptions(metadata or options.metadata, options.align, options.compact, options.name)
+        changed = SaveOptions(
+            metadata or options.metadata, options.align, options.compact, options.name, options.digests
+        )
         plan = target.plan_items(_selected(items, rest), changed)  # type: ignore[attr-defined]
         before.check_unchanged()
         return plan, partial(_require_still_there, _identities(before)), nbytes

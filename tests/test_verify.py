@@ -1,0 +1,299 @@
+"""Verification: what is wrong, where, whose bytes these are, and what nothing covers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import tensorio
+from tensorio.checkpoint._checks import PART
+from tensorio.checkpoint._sums import write_sums
+from tensorio.cli import cli
+
+TENSORS = {"a": np.arange(5000.0), "b": np.arange(7000.0), "c": np.arange(9000.0)}
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as f:
+        f.seek(offset)
+        (byte,) = f.read(1)
+        f.seek(offset)
+        f.write(bytes([byte ^ 1]))
+
+
+def extent(path: Path, fqn: str) -> tuple[int, int]:
+    with tensorio.open(path) as checkpoint:
+        _, offset, nbytes = checkpoint.infos[fqn].chunks[0].extent
+        return offset, nbytes
+
+
+# ---------------------------------------------------------------- what is it about
+
+
+def test_problem_names_the_tensors_of_a_record(tmp_path: Path) -> None:
+    """Views of one storage are in one record; names are those of the nested tree."""
+    torch = pytest.importorskip("torch")
+    whole = torch.arange(10_000.0)
+    path = tmp_path / "m.pt"
+    torch.save({"model": {"whole": whole, "head": whole[:10], "tail": whole[-10:].view(2, 5)}, "o": [whole * 2]}, path)
+    offset, nbytes = extent(path, "model.whole")
+    flip(path, offset + nbytes - 1)
+    (problem,) = tensorio.verify(path).problems
+    assert isinstance(problem, tensorio.ChecksumError)
+    assert (problem.path, problem.record) == (str(path), "m/data/0")
+    assert (problem.offset, problem.nbytes) == (offset, nbytes)
+    assert problem.tensors == ("model.whole", "model.head", "model.tail")
+    assert "tensors 'model.whole', 'model.head' and 1 more" in str(problem)
+
+
+def test_every_bad_record_is_found_with_its_own_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    tensorio.save(TENSORS, path)
+    for fqn in "ac":
+        flip(path, extent(path, fqn)[0] + 17)
+    problems = tensorio.verify(path).problems
+    assert [p.tensors for p in problems] == [("a",), ("c",)]
+    assert [(p.offset, p.nbytes) for p in problems] == [extent(path, "a"), extent(path, "c")]
+
+
+@pytest.mark.parametrize("place", [0, PART - 1, PART, PART + 1000])
+def test_records_of_several_parts(tmp_path: Path, place: int) -> None:
+    path = tmp_path / "m.pt"
+    tensorio.save({"w": np.arange((PART + 4096) // 8)}, path, durable=False)
+    assert tensorio.verify(path).ok
+    flip(path, extent(path, "w")[0] + place)
+    (problem,) = tensorio.verify(path).problems
+    assert problem.tensors == ("w",)
+
+
+def test_problem_inside_a_file_inside_an_archive(tmp_path: Path) -> None:
+    import tarfile
+
+    tensorio.save(TENSORS, tmp_path / "m.safetensors")
+    with tarfile.open(tmp_path / "m.tar", "w") as tar:
+        tar.add(tmp_path / "m.safetensors", "m.safetensors")
+    tensorio.write_manifest(tmp_path / "m.tar")
+    assert tensorio.verify(tmp_path / "m.tar", require=True).ok
+    flip(tmp_path / "m.tar", (tmp_path / "m.tar").stat().st_size // 2)
+    assert not tensorio.verify(tmp_path / "m.tar").ok
+
+
+# --------------------------------------------------------------------- not covered
+
+
+def test_what_nothing_covers_is_counted_and_refused_on_request(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    tensorio.save(TENSORS, path)
+    report = tensorio.verify(path)
+    assert report.ok
+    assert report.unchecked == sum(a.nbytes for a in TENSORS.values())
+    report = tensorio.verify(path, require=True)
+    (problem,) = report.problems
+    assert str(report.unchecked) in str(problem)
+    acts: list[Any] = [tensorio.load, tensorio.open, lambda p, verify: tensorio.load(p, names=["a"], verify=verify)]
+    for act in acts:
+        act(path, verify=True)
+        with pytest.raises(tensorio.ChecksumError, match="every payload byte"):
+            act(path, verify="require")
+    tensorio.write_manifest(path)
+    for act in acts:
+        act(path, verify="require")
+    assert tensorio.verify(path, require=True).ok
+    assert not tensorio.verify(path, manifest=False, require=True).ok
+
+
+def test_records_without_crc_are_not_covered(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "m.pt"
+    old = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"w": torch.ones(1000)}, path)
+    finally:
+        torch.serialization.set_crc32_options(old)
+    assert not tensorio.verify(path, require=True).ok
+    tensorio.write_manifest(path)
+    assert tensorio.verify(path, require=True).ok
+
+
+def test_buffers_have_no_manifest() -> None:
+    import io
+
+    out = io.BytesIO()
+    tensorio.save(TENSORS, out, format="safetensors")
+    assert tensorio.verify(out.getvalue()).manifest is None
+    with pytest.raises(tensorio.ChecksumError):
+        tensorio.load(out.getvalue(), verify="require")
+
+
+@pytest.mark.parametrize("value", ["yes", 2, None])
+def test_other_values_of_verify_are_refused(tmp_path: Path, value: Any) -> None:
+    tensorio.save(TENSORS, tmp_path / "m.pt")
+    with pytest.raises(ValueError, match="verify="):
+        tensorio.open(tmp_path / "m.pt", verify=value)
+
+
+# ------------------------------------------------------------------------ manifests
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+@pytest.mark.parametrize("mmap", [True, False])
+def test_manifest_finds_any_changed_byte(tmp_path: Path, suffix: str, mmap: bool) -> None:
+    """Of payload, header, padding."""
+    path = tmp_path / f"m{suffix}"
+    tensorio.save({"w": np.arange(700)}, path, manifest=True)
+    good = path.read_bytes()
+    for offset in range(0, len(good), 97):
+        path.write_bytes(good)
+        flip(path, offset)
+        with pytest.raises(tensorio.FormatError):
+            tensorio.load(path, mmap=mmap, verify=True)
+    path.write_bytes(good)
+    tensorio.load(path, mmap=mmap, verify=True)
+
+
+def test_another_manifest_can_be_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    tensorio.save(TENSORS, path, manifest=True)
+    other = tmp_path / "elsewhere" / "list"
+    other.parent.mkdir()
+    write_sums(str(other), {"m.pt": "0" * 64})
+    (problem,) = tensorio.verify(path, manifest=other).problems
+    assert "SHA-256 of the file's" in str(problem)
+    assert tensorio.verify(path).ok
+    with pytest.raises(FileNotFoundError):
+        tensorio.verify(path, manifest=tmp_path / "none")
+    write_sums(str(other), {"n.pt": "0" * 64})
+    with pytest.raises(tensorio.HeaderError, match=r"expected a line for 'm\.pt'"):
+        tensorio.verify(path, manifest=other)
+
+
+def test_file_in_a_folder_with_a_manifest(tmp_path: Path) -> None:
+    tensorio.save(TENSORS, tmp_path / "m.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    tensorio.write_manifest(tmp_path)
+    (tmp_path / "config.json").write_text("[]")  # not of this file
+    report = tensorio.verify(tmp_path / "m.safetensors", require=True)
+    assert report.ok
+    assert report.covered == ("m.safetensors",)
+    flip(tmp_path / "m.safetensors", 3000)
+    (problem,) = tensorio.verify(tmp_path / "m.safetensors").problems
+    assert problem.tensors == ("a", "b", "c")
+    assert (problem.offset, problem.nbytes) == (0, (tmp_path / "m.safetensors").stat().st_size)
+
+
+def test_folder_that_is_no_checkpoint_is_compared_with_its_manifest(tmp_path: Path) -> None:
+    for name in ("weights.bin", "notes.txt", "gone.txt", "sub/x"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode() * 1000)
+    with pytest.raises(IsADirectoryError):
+        tensorio.verify(tmp_path)
+    tensorio.write_manifest(tmp_path)
+    report = tensorio.verify(tmp_path)
+    assert report.ok
+    assert (report.format, report.unnamed) == ("", ())
+    assert report.covered == ("gone.txt", "notes.txt", "weights.bin", "sub/x")
+    flip(tmp_path / "sub" / "x", 77)
+    (tmp_path / "gone.txt").unlink()
+    (tmp_path / "new.txt").touch()
+    report = tensorio.verify(tmp_path)
+    assert report.unnamed == ("new.txt",)
+    missing, changed = report.problems
+    assert isinstance(missing, tensorio.TruncatedError)
+    assert missing.path == str(tmp_path / "gone.txt")
+    assert isinstance(changed, tensorio.ChecksumError)
+    assert changed.path == str(tmp_path / "sub/x")
+    assert [line.count("\n") for line in report.lines()] == [0] * 4
+
+
+def test_file_that_was_replaced_meanwhile_is_not_called_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    tensorio.save(TENSORS, path, manifest=True)
+    with tensorio.open(path) as checkpoint:
+        assert checkpoint.verify(require=True).ok
+        tensorio.save({"w": np.ones(3)}, path, manifest=True)
+        (problem,) = checkpoint.verify().problems
+    assert not isinstance(problem, tensorio.ChecksumError)
+    assert "replaced while it was verified" in str(problem)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
+def test_manifest_that_names_no_file_does_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    write_sums(str(tmp_path / "checkpoint.sha256"), {"fifo": "0" * 64})
+    with pytest.raises(tensorio.UnsupportedError, match="FIFO"):
+        tensorio.verify(tmp_path)
+
+
+def test_progress_counts_every_sort_of_check(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    tensorio.save(TENSORS, path, digests=True, manifest=True)
+    seen: list[tuple[int, int]] = []
+    report = tensorio.verify(path, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (report.checked + report.hashed,) * 2
+    assert seen == sorted(seen)
+
+
+# ----------------------------------------------------------------------- command line
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(cli, [str(a) for a in arguments])
+
+
+def test_command_says_where_and_whose(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    tensorio.save(TENSORS, path)
+    assert run("manifest", path).exit_code == 0
+    result = run("verify", "--require", path)
+    assert result.exit_code == 0
+    assert "1 file compared with" in result.stdout
+    assert "not covered: nothing" in result.stdout
+    flip(path, extent(path, "b")[0])
+    result = run("verify", path)
+    assert result.exit_code == 1
+    assert "BAD: 2 problems" in result.stdout
+    assert "(tensors: b)" in result.stdout
+    assert "(tensors: a, b, c)" in result.stdout
+
+
+def test_command_requires_and_takes_another_manifest(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    tensorio.save(TENSORS, path)
+    assert run("verify", path).exit_code == 0
+    assert run("verify", "--require", path).exit_code == 1
+    tensorio.write_manifest(path)
+    (tmp_path / "m.safetensors.sha256").rename(tmp_path / "list")
+    assert run("verify", "--require", "--manifest", tmp_path / "list", path).exit_code == 0
+    assert run("verify", "--manifest", tmp_path / "none", path).exit_code == 2
+
+
+def test_command_answers_in_json(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.pt", tmp_path / "bad.pt"
+    for path in (good, bad):
+        tensorio.save(TENSORS, path)
+    flip(bad, extent(bad, "b")[0])
+    result = run("verify", "--json", good, bad, tmp_path / "none")
+    answer = json.loads(result.stdout)
+    assert result.exit_code == answer["exit_code"] == 2
+    assert [entry.get("ok") for entry in answer["paths"]] == [True, False, None]
+    (problem,) = answer["paths"][1]["problems"]
+    assert (problem["tensors"], problem["kind"]) == (["b"], "ChecksumError")
+    assert (problem["offset"], problem["nbytes"]) == extent(bad, "b")
+    assert "none" in answer["paths"][2]["error"]
+
+
+def test_command_writes_the_manifest_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"x")
+    (tmp_path / "y").write_bytes(b"y")
+    result = run("manifest", tmp_path)
+    assert "2 files" in result.stdout
+    assert run("verify", tmp_path).exit_code == 0
+    (tmp_path / "z").touch()
+    assert "not named in the manifest: z" in run("verify", tmp_path).stdout
