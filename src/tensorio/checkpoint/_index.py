@@ -109,11 +109,17 @@ def read_index(path: str) -> dict[str, str]:
         with error_context(path=path):
             value = parse(storage.view())
             wanted = value.get("weight_map") if isinstance(value, dict) else None
-            if not isinstance(wanted, dict) or not all(map(is_plain_name, wanted.values())):
+            if not isinstance(wanted, dict) or not _are_plain(wanted.values()):
                 raise HeaderError('index: expected "weight_map" to give a file beside it for each tensor')
     finally:
         storage.close()
     return wanted
+
+
+def _are_plain(names: Iterable[object]) -> bool:
+    """Whether each is the name of a file beside the index; a few names, many times."""
+    texts = {name for name in names if isinstance(name, str)}
+    return all(map(is_plain_name, texts)) and all(isinstance(name, str) for name in names)
 
 
 def _closing_unless_right(checkpoint: Checkpoint) -> ExitStack:
