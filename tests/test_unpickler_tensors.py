@@ -19,7 +19,7 @@ import cases
 import hexfile
 import tensorio
 from hexfile import HOOKS, name, number, numbers, pickled, storage, tensor, text
-from tensorio import HeaderError, LimitError
+from tensorio import HeaderError, LimitError, UnsupportedError
 from tensorio.tensors import CONJ, NEG, PARAMETER, REQUIRES_GRAD
 
 RAW = {"0": np.arange(4, dtype="f4").tobytes()}
@@ -200,6 +200,8 @@ BAD: dict[str, tuple[bytes, type[Exception], str]] = {
     "pid_of_six": (v2(first=S[:-2] + b"NtQ"), HeaderError, "5 parts"),
     "pid_text": (v2(first=text("0") + b"Q"), HeaderError, "no such tensor"),
     "pid_module": (v2(first=S.replace(b"storage", b"modules", 1)), HeaderError, "expected a persistent id"),
+    "pid_of_a_number": (b"K\x05\x85Q", HeaderError, "found a tuple that begins with int"),
+    "pid_of_nothing": (b")Q", HeaderError, "found tuple"),
     "pid_class_is_a_dtype": (v2(first=S.replace(b"FloatStorage", b"float32", 1)), HeaderError, "storage class"),
     "v2_of_an_untyped_storage": (v2(first=U), HeaderError, "untyped storage needs a dtype"),
     "v3_of_a_typed_storage": (v3(first=S), HeaderError, "expected an untyped storage"),
@@ -235,6 +237,15 @@ BAD: dict[str, tuple[bytes, type[Exception], str]] = {
         "state",
     ),
 }
+
+
+@pytest.mark.parametrize("more", [b"", b"K\x03\x85"], ids=["two", "three"])
+def test_calls_of_sparse_classes_are_not_supported(more: bytes) -> None:
+    for unknown in ("error", "opaque"):
+        with pytest.raises(UnsupportedError, match=r"torch\.sparse\.FloatTensor called with indices and values"):
+            read(name("torch.sparse", "FloatTensor") + args(v2(), v2(), *([more] if more else [])), unknown=unknown)
+    with pytest.raises(HeaderError, match="what is no tensor"):
+        read(name("torch.sparse", "FloatTensor") + args(b"K\x05", v2()))
 
 
 @pytest.mark.parametrize(("body", "kind", "words"), BAD.values(), ids=BAD.keys())

@@ -571,6 +571,9 @@ cdef class _Machine(_Arrays):
         self.charge(COST_OPAQUE)
         if not args:
             return _Unbuilt(tag)
+        if ".sparse." in tag and 2 <= len(args) <= 3 and self.is_tensor(args[0]) and self.is_tensor(args[1]):
+            raise UnsupportedError(f"pickle opcode 0x{self.buf[self.at]:02x}: {tag} called with indices and values, "
+                                   "as no writer of torch's does", offset=self.at)
         if not self.is_tensor(args[0]) or len(args) > 2:
             self.wrong(f"{tag} is a tag here and can't be called with what is no tensor")
         if type(args[0]) is Leaf and tag in ("torch.nn.parameter.Parameter", "torch.nn.Parameter"):
@@ -754,7 +757,8 @@ cdef class _Machine(_Arrays):
         elif _is_word(word, "reduce_package"):  # torch.package: (word, number, function, arguments); kept as data
             pass
         elif not (self.named is not None or (self.lenient and type(word) is str)):
-            self.expected("a persistent id: ('storage', class, key, location, numel)", pid)
+            self.wrong("expected a persistent id: ('storage', class, key, location, numel), found "
+                       + (f"a tuple that begins with {_kind_of(pid[0])}" if count else _kind_of(pid)))
         out = _Opaque("", "persistent id", pid if PyTuple_CheckExact(pid) else (pid,))
         self.charge(COST_OPAQUE)
         self.drop(self.sp - 1)

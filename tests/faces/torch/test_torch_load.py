@@ -95,6 +95,13 @@ def attributed() -> torch.Tensor:
     return made
 
 
+class Constructed:
+    """Saved as a call of a class of tensors, as programs with a ``__reduce__`` of their own write them."""
+
+    def __reduce__(self) -> Any:
+        return torch.sparse.FloatTensor, (torch.tensor([[0, 2]]), torch.ones(2), torch.Size([3]))
+
+
 # What goes to torch's unpickler.
 SPECIAL: dict[str, Callable[[], Any]] = {
     "storage": lambda: [BASE.untyped_storage(), torch.ones(3)],
@@ -104,7 +111,7 @@ SPECIAL: dict[str, Callable[[], Any]] = {
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
     "meta": lambda: [torch.empty(3, device="meta"), BASE],
     "attributes": attributed,
-    "layout": lambda: torch.sparse_coo,
+    "constructor": Constructed, "layout": lambda: torch.sparse_coo,
     "odd text": lambda: {"\ud800x": BASE, "layout": torch.sparse_coo},
 }  # fmt: skip
 
