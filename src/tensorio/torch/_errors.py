@@ -1,8 +1,8 @@
 """Errors of `tensorio.torch.load`: ours, that callers of `torch.load` catch as well.
 
 What `torch.load` raises of a file that it can't read is a RuntimeError, an
-UnpicklingError or an EOFError, depending on how far it got. Ours say more, and
-are all of these.
+UnpicklingError or an EOFError, depending on how far it got. Ours say more, are
+all of these, and end in torch's phrase.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tensorio.errors import TensorIOError, error_context
+from tensorio.torch._words import with_words
 
 __all__ = ["LoadError", "torch_errors"]
 
@@ -35,6 +36,7 @@ def torch_errors(path: str | None = None) -> Iterator[None]:
 def _as_torch(error: TensorIOError) -> LoadError:
     made = _class(type(error)).__new__(_class(type(error)), *error.args)
     made.__dict__.update(error.__dict__)
+    made.message = with_words(error.message)
     return made
 
 
