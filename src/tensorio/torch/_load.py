@@ -29,6 +29,7 @@ from tensorio.torch import _exact
 from tensorio.torch._errors import torch_errors
 from tensorio.torch._maker import TorchMaker
 from tensorio.torch._places import Places, is_ordinary
+from tensorio.torch._settings import setting
 from tensorio.torch._sources import is_path, is_real_file, open_source
 from tensorio.torch._tensors import tensors_of, to_device
 
@@ -72,8 +73,9 @@ def load(
     mmap : bool, optional
         None and True: map the file. Pages are private and copied when written:
         tensors may be changed, the file never does. False: read all of it with
-        all cores. With ``set_default_mmap_options(MAP_SHARED)``, True is passed
-        on to `torch.load`.
+        all cores. None is True where ``torch.utils.serialization.config`` says
+        so. With ``set_default_mmap_options(MAP_SHARED)``, True is passed on to
+        `torch.load`.
     **pickle_load_args
         ``encoding`` of strings that Python 2 wrote, ``"utf-8"`` if not given.
 
@@ -100,6 +102,8 @@ def load(
     -----
     About 2 us of CPU per tensor, whatever its size.
     """
+    if mmap is None and setting("load", "mmap", False):
+        mmap = True
     if not _is_ours(f, pickle_module, weights_only, mmap, pickle_load_args):
         _served.pass_on("torch.load")
         return torch_load(
@@ -132,6 +136,8 @@ def _is_ours(f: Any, pickle_module: Any, weights_only: bool | None, mmap: bool |
     if not forced and (not weights_only if weights_only is not None else unforced):
         return False
     if not (is_path(f) or _is_buffer(f) or all(hasattr(f, word) for word in ("read", "seek", "tell"))):
+        return False
+    if hasattr(f, "seekable") and not f.seekable():
         return False
     return not mmap or ((is_path(f) or is_real_file(f)) and not _is_shared())
 
@@ -253,8 +259,9 @@ class _Load:
         self._bring(format)
         where = self._map_location
         if not isinstance(where, str | torch.device | None):
+            kind = "dict" if isinstance(where, dict) else "callable" if callable(where) else type(where).__name__
             raise RuntimeError(
-                "a safetensors file goes to one device: expected a str or a torch.device as map_location, found "
-                f"{type(where).__name__}"
+                f"Loading safetensors file with {kind} map_location is not supported: it goes to one device, named by "
+                "a str or a torch.device"
             )
         return to_device(tensors_of(format.open(self._storage, self._options)), "cpu" if where is None else where)

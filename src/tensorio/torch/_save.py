@@ -16,6 +16,7 @@ from tensorio.formats._base import SaveOptions
 from tensorio.output import replacing, write_plan
 from tensorio.plan import Plan
 from tensorio.torch._places import has_stock_packages, is_ordinary
+from tensorio.torch._settings import setting
 from tensorio.torch._sources import is_path
 
 __all__ = ["save", "torch_save"]
@@ -93,11 +94,8 @@ def _plan(obj: object, f: Any) -> Plan | None:
 
 def _alignment() -> int | None:
     """Where torch would let records begin, in bytes; None if it is set to write in other ways."""
-    from torch.utils import serialization
-
-    settings = serialization.config.save
     checksums = getattr(torch.serialization, "get_crc32_options", lambda: True)()
-    align = getattr(settings, "storage_alignment", _NATIVE_ALIGN)
+    align = setting("save", "storage_alignment", _NATIVE_ALIGN)
     return align if checksums and type(align) is int and 1 <= align <= _core.ZIP_ALIGN_MAX else None
 
 

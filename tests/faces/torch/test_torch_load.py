@@ -428,8 +428,12 @@ def test_safetensors_by_path_or_content(tmp_path: Path) -> None:
     tensorio.torch.save_file({"a": BASE, "b": COMPLEX}, path)
     assert not differences(load(path), {"b": COMPLEX, "a": BASE})
     assert not differences(load(path.read_bytes(), "cpu"), {"b": COMPLEX, "a": BASE})
-    with pytest.raises(RuntimeError, match="one device"):
-        load(path, {"cpu": "cpu"})
+    for where in ({"cpu": "cpu"}, lambda storage, location: storage):
+        with pytest.raises(RuntimeError) as theirs:
+            torch_load(path, where)
+        with pytest.raises(RuntimeError, match="one device") as ours:
+            load(path, where)
+        assert str(theirs.value).partition(".")[0] in str(ours.value)
 
 
 # ------------------------------------------------------------------ who does what
@@ -584,6 +588,21 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         load(tmp_path)
     with pytest.raises(AttributeError, match="seekable"):
         load(object())
+
+
+@pytest.mark.skipif(not hasattr(os, "pipe"), reason="no pipes")
+def test_what_only_runs_forward_is_refused_as_torch_does() -> None:
+    class Forward(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+    for make in (torch_load, load):
+        with pytest.raises(io.UnsupportedOperation, match="from a file that is seekable"):
+            make(Forward())
+        out, into = os.pipe()
+        os.close(into)
+        with os.fdopen(out, "rb") as pipe, pytest.raises(OSError, match=r"Illegal seek|not seekable"):
+            make(pipe)
 
 
 def test_text_of_python_2_in_another_encoding() -> None:
