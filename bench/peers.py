@@ -121,3 +121,22 @@ def testzip(path: Path) -> str | None:
     """Recompute the CRCs of an archive with the standard library; the first bad record, or None."""
     with zipfile.ZipFile(path) as archive:
         return archive.testzip()
+
+
+def copy_in_threads(arrays: list[Any], target: Any, pool: ThreadPoolExecutor) -> None:
+    """All bytes to one array, a piece at a time."""
+    jobs, at = [], 0
+    for array in arrays:
+        flat = array.reshape(-1).view(np.uint8)
+        for start in range(0, len(flat), READ):
+            piece = flat[start : start + READ]
+            jobs.append((target[at + start : at + start + len(piece)], piece))
+        at += len(flat)
+    list(pool.map(lambda job: np.copyto(*job), jobs))
+
+
+def torch_async_save(tensors: dict[str, Any], folder: Path) -> Any:
+    """The future of a save by one process."""
+    from torch.distributed.checkpoint import async_save
+
+    return async_save(tensors, checkpoint_id=folder, no_dist=True)
