@@ -52,6 +52,12 @@ class Payloads:
     def __len__(self) -> int:
         return len(self.sizes)
 
+    def __getstate__(self) -> tuple[None, dict[str, object]]:
+        """Addresses mean nothing to another process, unless somebody saw to it and took what keeps them."""
+        if self.keep:
+            raise TypeError("payloads in the memory of this process can't be passed to another")
+        return None, {name: getattr(self, name) for name in self.__slots__}
+
     def add_memory(self, address: int, nbytes: int) -> None:
         """Append a payload that lies in memory."""
         self.addresses.append(address)

@@ -94,6 +94,7 @@ DOORS = (
     "output",
     "temporaries",
     "processes",
+    "asynchronous/_shared",
     "sharing/_segments",
     "sharing/_registry",
     "carrying",

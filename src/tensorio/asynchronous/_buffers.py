@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from tensorio import _core, _host, memory
 from tensorio.reading import HUGE_PAGE, arena, in_threads, readers
 
-__all__ = ["Buffer", "Buffers"]
+__all__ = ["Buffer", "Buffers", "private"]
 
 # Not in the mmap module of any Python yet; the number of all Linux architectures (asm-generic/mman-common.h).
 POPULATE_WRITE = 23
@@ -45,7 +45,8 @@ def _populate(piece: memoryview) -> None:
         piece[::4096] = bytes(len(range(0, len(piece), 4096)))
 
 
-def _private(nbytes: int) -> Buffer:
+def private(nbytes: int) -> Buffer:
+    """Return a new buffer in huge pages of this process."""
     return Buffer(arena(nbytes, touched=0))
 
 
@@ -60,7 +61,7 @@ class Buffers:
         ``make(nbytes)`` returns a new buffer.
     """
 
-    def __init__(self, max_memory: int | None = None, make: Callable[[int], Buffer] = _private) -> None:
+    def __init__(self, max_memory: int | None = None, make: Callable[[int], Buffer] = private) -> None:
         self._max = max_memory
         self._make = make
         self._free: list[Buffer] = []

@@ -14,11 +14,14 @@ import time
 import warnings
 import weakref
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tensorio.asynchronous._process import Relay, Writer, require_memfd, shared
 from tensorio.checkpoint._saving import SaveJob, SaveRequest, prepare
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Future
     from types import ModuleType
 
@@ -37,6 +40,8 @@ class _Entry(NamedTuple):
     job: SaveJob
     buffer: Buffer | None
     future: SaveFuture
+    progress: Callable[[int, int], object] | None = None
+    to_path: bool = True  # file objects are written to by this process, whose they are
 
 
 class AsyncSaver:
@@ -47,6 +52,9 @@ class AsyncSaver:
     max_memory : int, optional
         Bytes that all snapshots together may take; half of what the system and the container have left if not given,
         and never more than there is.
+    processes : bool
+        Write by a process of its own, which shares the snapshots: a loop that holds Python's lock, or a process that
+        is killed, does not hold up what was handed over. Needs Linux.
     when_busy : {"wait", "skip", "error"}
         What a save does while an earlier one is still being written: take its snapshot as soon as `max_memory` has
         room for it; return a future that is cancelled; raise BlockingIOError.
@@ -55,6 +63,8 @@ class AsyncSaver:
     ------
     ValueError
         An unknown word, or a negative number of bytes.
+    UnsupportedError
+        ``processes=True`` on another system than Linux.
 
     Notes
     -----
@@ -65,21 +75,24 @@ class AsyncSaver:
     at are raised or printed. A forked child has none of it: what is pending is its parent's.
     """
 
-    def __init__(self, max_memory: int | None = None, *, when_busy: str = "wait") -> None:
+    def __init__(self, max_memory: int | None = None, processes: bool = False, *, when_busy: str = "wait") -> None:
         if when_busy not in _WHEN_BUSY:
             raise ValueError(f"expected when_busy to be one of {', '.join(_WHEN_BUSY)}, found {when_busy!r}")
         if max_memory is not None and max_memory < 0:
             raise ValueError(f"expected max_memory in bytes, found {max_memory}")
-        self._max_memory, self._when_busy = max_memory, when_busy
+        if processes:
+            require_memfd()
+        self._max_memory, self._processes, self._when_busy = max_memory, processes, when_busy
         self._closed = False
         self._reset()
         _savers.add(self)
 
     def _reset(self) -> None:
         """Begin with nothing; also in a forked child, whose locks may be held by threads that it does not have."""
-        from tensorio.asynchronous._buffers import Buffers
+        from tensorio.asynchronous._buffers import Buffers, private
 
-        self._buffers = Buffers(self._max_memory)
+        self._buffers = Buffers(self._max_memory, shared if self._processes else private)
+        self._writer = Writer() if self._processes else None
         self._changed = threading.Condition()
         self._queue: deque[_Entry] = deque()
         self._writing = 0
@@ -143,6 +156,9 @@ class AsyncSaver:
             raise ValueError("the saver is closed")
         self._raise_unseen()
         request = _request(options)
+        progress = request.progress
+        if self._writer is not None and progress is not None:
+            request = replace(request, progress=Relay(progress))
         path = _absolute(path)
         future: SaveFuture = _future().SaveFuture(_name(path))
         if self._when_busy != "wait" and self.pending:
@@ -152,6 +168,7 @@ class AsyncSaver:
             future.set_running_or_notify_cancel()
             return future
         entry = self._snapshot(prepare(obj, path, request), future)
+        entry = entry._replace(progress=progress, to_path=isinstance(path, str | bytes))
         if entry.buffer is None:
             self._write_now(entry)
         else:
@@ -241,7 +258,10 @@ class AsyncSaver:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                saved = entry.job.write()
+                if self._writer is None or entry.buffer is None or not entry.to_path:
+                    saved = entry.job.write()
+                else:
+                    saved = self._writer.write(entry.job, entry.buffer, future.path, entry.progress)
             except BaseException as error:  # of `progress`, too, whatever it is: it is told to who looks
                 saved = error
         finally:
@@ -301,7 +321,12 @@ class AsyncSaver:
         try:
             self.wait()
         finally:
-            self._buffers.drop()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._buffers.drop()
+        if self._writer is not None:
+            self._writer.close()
 
     def __enter__(self) -> AsyncSaver:
         return self
@@ -312,7 +337,7 @@ class AsyncSaver:
             return
         self._closed = True  # what went wrong in the block is raised; failures of saves are printed at the end
         self._wait_for_writes(None)
-        self._buffers.drop()
+        self._let_go()
 
 
 def _future() -> ModuleType:
@@ -346,6 +371,7 @@ def _finish() -> None:
     _ending = True
     for saver in list(_savers):
         saver._wait_for_writes(None)
+        saver._let_go()
     if _savers:
         _future().print_unseen()
 
