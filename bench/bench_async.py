@@ -105,7 +105,7 @@ def test_stall(race: Race, big: Checkpoints, target: Path, pending: Pending, suf
                 ),
             ],
             before=pending.finish,
-            rounds=9,
+            rounds=5,
             nbytes=big.nbytes,
         )
         pending.finish()

@@ -174,8 +174,8 @@ def test_what_was_handed_over_outlives_a_killed_parent(tmp_path: Path) -> None:
     code = """
 import os, signal, sys, numpy as np, tensorio
 saver = tensorio.AsyncSaver(processes=True)
-saver.save({"x": np.zeros(1)}, sys.argv[1]).result()
-saver.save({"x": np.full(32 << 20, 1, "u1")}, sys.argv[1])
+saver.save({"x": np.zeros(1)}, sys.argv[1], durable=False).result()
+saver.save({"x": np.full(32 << 20, 1, "u1")}, sys.argv[1], durable=False)
 print(saver._writer._process.pid, flush=True)
 sys.stdin.read(1)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -203,21 +203,6 @@ def test_random_views_of_one_block(seed: int) -> None:
     assert [b"".join(columns.pieces(i)) for columns in payloads for i in range(len(columns))] == want
 
 
-def test_private_ranges_stay_where_they_are() -> None:
-    own, others = np.full(100, 1, "u1"), np.full(100, 2, "u1")
-    payloads = Payloads()
-    payloads.add(own, 100)
-    payloads.add(others, 100)
-    snapshot = Snapshot([payloads], [(own.ctypes.data, own.ctypes.data + 100)])
-    buffer = Buffers().lend(snapshot.nbytes)
-    assert buffer is not None
-    snapshot.take(buffer, [own])
-    own[:], others[:] = 3, 4
-    assert payloads.addresses[0] == own.ctypes.data
-    assert bytes(next(payloads.pieces(0))) == b"\3" * 100
-    assert bytes(next(payloads.pieces(1))) == b"\2" * 100
-
-
 def test_a_maker_that_yields_other_bytes_than_planned() -> None:
     for made in (b"abc", b"abcde"):
         payloads = Payloads()

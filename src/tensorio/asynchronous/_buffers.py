@@ -24,7 +24,11 @@ class Buffer:
     view : memoryview
         Writable.
     address : int
+    made_by : callable
+        What `Buffers` had it of.
     """
+
+    made_by: Callable[[int], Buffer]
 
     def __init__(self, view: memoryview) -> None:
         self.view = view
@@ -57,13 +61,10 @@ class Buffers:
     ----------
     max_memory : int, optional
         In bytes; at most half of the memory that is available, and never more than there is.
-    make : callable
-        ``make(nbytes)`` returns a new buffer.
     """
 
-    def __init__(self, max_memory: int | None = None, make: Callable[[int], Buffer] = private) -> None:
+    def __init__(self, max_memory: int | None = None) -> None:
         self._max = max_memory
-        self._make = make
         self._free: list[Buffer] = []
         self._lent = 0  # bytes
         self._changed = threading.Condition()
@@ -73,12 +74,20 @@ class Buffers:
         """Bytes of all buffers, lent or free."""
         return self._lent + _total(self._free)
 
-    def lend(self, nbytes: int) -> Buffer | None:
-        """Return a buffer of at least so many bytes, waiting until others come back; None if there can't be one."""
+    def lend(self, nbytes: int, make: Callable[[int], Buffer] = private) -> Buffer | None:
+        """Return a buffer of at least so many bytes, waiting until others come back; None if there can't be one.
+
+        Parameters
+        ----------
+        nbytes : int
+        make : callable
+            ``make(nbytes)`` returns a new buffer; only those that it made are used again.
+        """
         need = -(-max(nbytes, 1) // HUGE_PAGE) * HUGE_PAGE
         with self._changed:
             while True:
-                found = min((b for b in self._free if b.nbytes >= nbytes), key=lambda b: b.nbytes, default=None)
+                fitting = [b for b in self._free if b.nbytes >= nbytes and b.made_by is make]
+                found = min(fitting, key=lambda b: b.nbytes, default=None)
                 if found is not None:
                     self._free.remove(found)
                     break
@@ -87,7 +96,8 @@ class Buffers:
                     self._free.sort(key=lambda b: b.nbytes)
                     while self.held + need > bound:
                         del self._free[0]
-                    found = self._make(need)
+                    found = make(need)
+                    found.made_by = make
                     break
                 if need > bound:
                     return None

@@ -40,8 +40,8 @@ class _Entry(NamedTuple):
     job: SaveJob
     buffer: Buffer | None
     future: SaveFuture
-    progress: Callable[[int, int], object] | None = None
-    to_path: bool = True  # file objects are written to by this process, whose they are
+    progress: Callable[[int, int], object] | None
+    to_path: bool  # file objects are written to by this process, whose they are
 
 
 class AsyncSaver:
@@ -91,7 +91,8 @@ class AsyncSaver:
         """Begin with nothing; also in a forked child, whose locks may be held by threads that it does not have."""
         from tensorio.asynchronous._buffers import Buffers, private
 
-        self._buffers = Buffers(self._max_memory, shared if self._processes else private)
+        self._buffers = Buffers(self._max_memory)
+        self._make = shared if self._processes else private
         self._writer = Writer() if self._processes else None
         self._changed = threading.Condition()
         self._queue: deque[_Entry] = deque()
@@ -113,7 +114,7 @@ class AsyncSaver:
         OSError
             ENOMEM: it is more than `max_memory`, or than there is.
         """
-        buffer = self._buffers.lend(nbytes)
+        buffer = self._buffers.lend(nbytes, self._make)
         if buffer is None:
             raise OSError(errno.ENOMEM, f"expected to reserve at most max_memory, found {nbytes} bytes asked for")
         try:
@@ -167,26 +168,31 @@ class AsyncSaver:
             future.cancel()
             future.set_running_or_notify_cancel()
             return future
-        entry = self._snapshot(prepare(obj, path, request), future)
-        entry = entry._replace(progress=progress, to_path=isinstance(path, str | bytes))
+        job, buffer = self._snapshot(obj, path, request)
+        entry = _Entry(job, buffer, future, progress, isinstance(path, str | bytes))
         if entry.buffer is None:
             self._write_now(entry)
         else:
             self._enqueue(entry)
         return future
 
-    def _snapshot(self, job: SaveJob, future: SaveFuture) -> _Entry:
+    def _snapshot(self, obj: Any, path: Any, request: SaveRequest) -> tuple[SaveJob, Buffer | None]:
+        from tensorio.asynchronous._devices import Fetch, pinned
         from tensorio.asynchronous._snapshot import Snapshot
 
-        snapshot = Snapshot(job.payloads)
-        buffer = self._buffers.lend(snapshot.nbytes)
-        if buffer is not None:
-            try:
-                snapshot.take(buffer)
-            except BaseException:
-                self._buffers.give_back(buffer)
-                raise
-        return _Entry(job, buffer, future)
+        fetch = Fetch()
+        job = prepare(obj, path, request, fetch)
+        snapshot = Snapshot(job.payloads, fetch)
+        make = pinned if fetch.promises and not self._processes else self._make
+        buffer = self._buffers.lend(snapshot.nbytes, make)
+        if buffer is None:
+            return prepare(obj, path, request) if fetch.promises else job, None
+        try:
+            snapshot.take(buffer)
+        except BaseException:
+            self._buffers.give_back(buffer)
+            raise
+        return job, buffer
 
     def _write_now(self, entry: _Entry) -> None:
         warnings.warn(

@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tensorio import _host
+from tensorio.asynchronous._devices import PROMISED
 from tensorio.reading import READ_PIECE, in_threads, readers
 
 if TYPE_CHECKING:
     from tensorio.asynchronous._buffers import Buffer
+    from tensorio.asynchronous._devices import Fetch
     from tensorio.plan import Buffer as Bytes
     from tensorio.plan import Payloads
 
     Column = np.ndarray[Any, np.dtype[np.int64]]
+    Mask = np.ndarray[Any, np.dtype[np.bool_]]
     Maker = Callable[[], Iterator[Bytes]]
 
 __all__ = ["Snapshot"]
@@ -42,8 +45,8 @@ class Snapshot:
     Parameters
     ----------
     payloads : sequence of Payloads
-    private : sequence of (int, int)
-        Ranges of addresses that nobody else writes to; stay where they are.
+    fetch : Fetch, optional
+        What was promised while they were laid out.
 
     Attributes
     ----------
@@ -51,11 +54,12 @@ class Snapshot:
         Of the buffer that it takes.
     """
 
-    def __init__(self, payloads: Sequence[Payloads], private: Sequence[tuple[int, int]] = ()) -> None:
+    def __init__(self, payloads: Sequence[Payloads], fetch: Fetch | None = None) -> None:
         self._payloads = payloads
+        self._fetch = fetch
         self._places = _joined([p.addresses for p in payloads])
         sizes = _joined([p.sizes for p in payloads])
-        self._moved = np.flatnonzero((self._places != 0) & (sizes != 0) & ~_within(self._places, private))
+        self._moved = np.flatnonzero((self._places != 0) & (sizes != 0))
         self._find_runs(self._places[self._moved], sizes[self._moved])
         self._makers = list(self._place_makers())
 
@@ -79,21 +83,30 @@ class Snapshot:
                 yield _Made(maker, self.nbytes, payloads.sizes[i])
                 self.nbytes += -(-payloads.sizes[i] // LINE) * LINE
 
-    def take(self, buffer: Buffer, keep: Sequence[object] = ()) -> None:
-        """Copy everything to a buffer, and let the payloads be read there.
+    def take(self, buffer: Buffer) -> None:
+        """Copy everything to a buffer, and let the payloads be read there."""
+        here = self._starts < PROMISED
+        fetched = self._start_to_fetch(buffer, ~here)
+        try:
+            self._copy(buffer, here)
+        finally:
+            fetched()
+        self._readdress(buffer)
 
-        Parameters
-        ----------
-        keep : sequence of object
-            What else the payloads' bytes are in: the private ranges.
-        """
-        targets, sources, sizes = _pieces(self._offsets + buffer.address, self._starts, self._sizes)
+    def _start_to_fetch(self, buffer: Buffer, there: Mask) -> Callable[[], object]:
+        if self._fetch is None or not there.any():
+            return int
+        offsets = zip(self._starts[there].tolist(), self._offsets[there].tolist(), strict=True)
+        return self._fetch.start(buffer, dict(offsets))
+
+    def _copy(self, buffer: Buffer, here: Mask) -> None:
+        places = self._offsets[here] + buffer.address
+        targets, sources, sizes = _pieces(places, self._starts[here], self._sizes[here])
         jobs: list[Callable[[], object]] = [partial(_make, made, buffer) for made in self._makers]
         jobs += [partial(_host.copy_runs, targets, sources, sizes, i, j) for i, j in _shares(sizes)]
         in_threads(lambda job: job(), jobs, readers())
-        self._readdress(buffer, keep)
 
-    def _readdress(self, buffer: Buffer, keep: Sequence[object]) -> None:
+    def _readdress(self, buffer: Buffer) -> None:
         old = self._places[self._moved]
         run = np.searchsorted(self._starts, old, "right") - 1
         places = self._places.copy()
@@ -104,19 +117,12 @@ class Snapshot:
             for i in payloads.makers:
                 payloads.addresses[i] = buffer.address + next(made).offset if payloads.sizes[i] else 0
             payloads.makers = {}
-            payloads.keep = [buffer, *keep]
+            payloads.keep = [buffer]
             at += len(payloads)
 
 
 def _joined(columns: list[array[int]]) -> Column:
     return np.concatenate([np.frombuffer(c, np.int64) for c in columns if len(c)] or [np.empty(0, np.int64)])
-
-
-def _within(places: Column, ranges: Sequence[tuple[int, int]]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    inside = np.zeros(len(places), bool)
-    for begin, end in ranges:
-        inside |= (places >= begin) & (places < end)
-    return inside
 
 
 def _pieces(targets: Column, sources: Column, sizes: Column) -> tuple[array[int], array[int], array[int]]:

@@ -219,7 +219,8 @@ class SaveOptions:
     Attributes
     ----------
     fetch : callable or None
-        Returns a torch tensor in memory that holds the bytes of a storage or contiguous tensor on another device.
+        Is given a torch storage or contiguous tensor on another device, and returns something whose ``data_ptr()`` is
+        the address of a copy of its bytes, or stands for it until the payloads are given other addresses.
     """
 
     metadata: dict[str, str] | None = None

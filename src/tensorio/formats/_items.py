@@ -177,7 +177,11 @@ def c_order(array: np.ndarray[Any, Any], finish: Callable[[Any], Any] | None = N
 def _add_torch(items: Items, name: str, tensor: Any, fetch: Fetch | None) -> None:
     described = _source.describe_torch(tensor)
     if described is None or not described[4]:
-        tensor = _plain_torch(name, tensor, fetch)
+        tensor = _plain_torch(name, tensor, fetch is None)
+        if fetch is not None and not tensor.is_cpu:
+            dtype = BY_NAME[str(tensor.dtype).partition(".")[2]].name
+            items.add(name, dtype, tuple(tensor.shape)).add_memory(fetch(tensor).data_ptr(), tensor.nbytes)
+            return
         described = _source.describe_torch(tensor)
     assert described is not None
     code, shape, nbytes, address, _ = described
@@ -186,8 +190,8 @@ def _add_torch(items: Items, name: str, tensor: Any, fetch: Fetch | None) -> Non
     payloads.add_memory(address, nbytes)
 
 
-def _plain_torch(name: str, tensor: Any, fetch: Fetch | None) -> Any:
-    """Return a contiguous CPU tensor of the same values, or say why there is none."""
+def _plain_torch(name: str, tensor: Any, here: bool) -> Any:
+    """Return a contiguous tensor of the same values (`here`: in memory), or say why there is none."""
     if str(tensor.layout) != "torch.strided" or tensor.is_quantized or tensor.is_nested:
         raise UnsupportedError(f"a torch tensor of layout {tensor.layout} is not one array; save as .pt", record=name)
     if tensor.device.type == "meta":
@@ -195,7 +199,5 @@ def _plain_torch(name: str, tensor: Any, fetch: Fetch | None) -> Any:
     if str(tensor.dtype).partition(".")[2] not in BY_NAME:
         raise UnsupportedError(f"torch dtype {tensor.dtype} is not known here", record=name)
     # Lazy conjugates and negatives are views of other bytes than their values.
-    if tensor.is_cpu or fetch is None:
-        return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    there = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return fetch(there).view(there.dtype).view(there.shape)
+    plain = tensor.detach().cpu() if here else tensor.detach()
+    return plain.resolve_conj().resolve_neg().contiguous()
