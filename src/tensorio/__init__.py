@@ -12,13 +12,14 @@ from tensorio import tp
 from tensorio._api import identify, load, open, scan, verify
 from tensorio._api_async import AsyncSaver, save_async
 from tensorio._api_crypt import decrypt, encrypt
-from tensorio._api_less import delta_chain
+from tensorio._api_less import delta_chain, merge
 from tensorio._api_save import convert, recover, save, write_manifest
 from tensorio._api_tp import ranked, shard, unshard
 from tensorio._version import __version__
 from tensorio.allowing import allow
 from tensorio.checkpoint._checkpoint import Checkpoint
 from tensorio.checkpoint._finite import NonFinite, check_finite
+from tensorio.checkpoint._merge import Merged
 from tensorio.checkpoint._prefetch import Prefetch
 from tensorio.checkpoint._ranked import RankView
 from tensorio.checkpoint._recover import Loss, Recovery
@@ -82,6 +83,7 @@ __all__ = [
     "LimitError",
     "LockedError",
     "Loss",
+    "Merged",
     "MetaTensor",
     "NameTakenError",
     "NestedTensor",
@@ -126,6 +128,7 @@ __all__ = [
     "guard",
     "identify",
     "load",
+    "merge",
     "open",
     "publish",
     "published",

@@ -2,12 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tensorio.checkpoint._checkpoint import open_checkpoint
+from tensorio.checkpoint._merge import Merged, merge_files
+from tensorio.checkpoint._options import reading_options
 from tensorio.errors import UnsupportedError
 
-__all__ = ["delta_chain"]
+__all__ = ["delta_chain", "merge"]
+
+Progress = Callable[[int, int], object]
+
+
+def merge(
+    base: Any,
+    *adapters: Any,
+    dst: Any,
+    on_conflict: str = "replace",
+    rename: Callable[[str], str] | Mapping[str, str] | None = None,
+    format: str | None = None,
+    unknown: str = "error",
+    allow: Iterable[type] = (),
+    durable: bool = True,
+    progress: Progress | None = None,
+) -> Merged:
+    """Write the tensors of several checkpoints to one file, by name; no tensor is loaded.
+
+    Parameters
+    ----------
+    base, *adapters
+        See `open`; in the order in which they count, the last one most.
+    dst, durable, progress
+        See `save`. May be one of the sources.
+    on_conflict : {"replace", "keep", "error"}
+        Which tensor of a name that two files have is written: the later one,
+        which must be of the same dtype and shape, or the earlier one; or none
+        is, and it is an error.
+    rename : callable or mapping, optional
+        New names for the tensors of the adapters (not of the base), for example
+        ``lambda name: name.removeprefix("base_model.model.")``.
+    format : str, optional
+        Of `dst`; by its suffix if not given.
+    unknown, allow
+        See `open`.
+
+    Returns
+    -------
+    Merged
+        What was added and replaced, and the values that are no tensors, which
+        are dropped.
+
+    Raises
+    ------
+    TensorMismatchError
+        Two tensors of a name that don't fit, or may not be; nothing is written.
+    See `open` and `save`.
+
+    Notes
+    -----
+    Bytes are copied as they are. Nothing is computed: the products of LoRA's
+    pairs are not added to the weights. Memory as `convert`.
+    """
+    return merge_files(
+        (base, *adapters), dst, on_conflict=on_conflict, rename=rename, format=format,
+        reading=reading_options(False, unknown, allow, False), durable=durable, progress=progress,
+    )  # fmt: skip
 
 
 def delta_chain(path: Any) -> list[str]:

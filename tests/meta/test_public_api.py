@@ -26,6 +26,7 @@ NAMES = [
     "LimitError",
     "LockedError",
     "Loss",
+    "Merged",
     "MetaTensor",
     "NameTakenError",
     "NestedTensor",
@@ -70,6 +71,7 @@ NAMES = [
     "guard",
     "identify",
     "load",
+    "merge",
     "open",
     "publish",
     "published",
@@ -101,6 +103,8 @@ SIGNATURES = {
     "convert": "src, dst, *, format=None, dtype=None, rename=None, max_shard_size=None, include=None, exclude=None, "
                "compact=False, unknown='error', allow=(), strict=False, key=None, durable=True, progress=None",
     "delta_chain": "path",
+    "merge": "base, *adapters, dst, on_conflict='replace', rename=None, format=None, unknown='error', allow=(), "
+             "durable=True, progress=None",
     "recover": "src, dst, *, format=None, raw=False, keep_damaged=False, unknown='error', allow=(), encoding=None, "
                "durable=True, progress=None",
     "verify": "path, *, manifest=None, require=False, key=None, progress=None",
@@ -188,8 +192,11 @@ def test_checkpoint_has_the_attributes_of_the_design() -> None:
 def test_arguments_behind_the_second_are_keyword_only(name: str) -> None:
     kinds = [p.kind for p in inspect.signature(getattr(tensorio, name)).parameters.values()]
     assert kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD) <= 2
-    passed_on = {inspect.Parameter.VAR_KEYWORD} if name == "save_async" else set()  # the options of `save`
-    assert set(kinds) <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY} | passed_on
+    # The options of `save`; files of one kind, in order.
+    several = {"save_async": {inspect.Parameter.VAR_KEYWORD}, "merge": {inspect.Parameter.VAR_POSITIONAL}}.get(
+        name, set()
+    )
+    assert set(kinds) - several <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

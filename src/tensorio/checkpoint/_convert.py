@@ -90,7 +90,13 @@ def convert_part(
 
 
 def renamed(fqns: list[str], rename: Rename | None) -> dict[str, str]:
-    """Return the new name of each tensor."""
+    """Return the new name of each tensor.
+
+    Raises
+    ------
+    TensorMismatchError
+        Two have the same.
+    """
     if rename is None:
         return {fqn: fqn for fqn in fqns}
     new = {fqn: rename.get(fqn, fqn) if isinstance(rename, Mapping) else rename(fqn) for fqn in fqns}

@@ -16,7 +16,20 @@ from typing import Any
 import click
 
 from tensorio._version import __version__
-from tensorio.cli import checkpoints, convert, demo, encrypt, inspect, manifest, publish, recover, scan, shard, verify
+from tensorio.cli import (
+    checkpoints,
+    convert,
+    demo,
+    encrypt,
+    inspect,
+    manifest,
+    merge,
+    publish,
+    recover,
+    scan,
+    shard,
+    verify,
+)
 from tensorio.cli._text import complain
 from tensorio.errors import TensorIOError
 
@@ -81,7 +94,7 @@ def cli() -> None:
     """  # noqa: D301  (click wants the backspace itself)
 
 
-for module in (inspect, verify, manifest, scan, convert, shard, recover, checkpoints, demo):
+for module in (inspect, verify, manifest, scan, convert, merge, shard, recover, checkpoints, demo):
     cli.add_command(module.command)
 for command in (*encrypt.commands, *publish.commands):
     cli.add_command(command)

@@ -1,0 +1,133 @@
+"""Several checkpoints in one file, by name: a base, and what adapters put in its place or beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tensorio import formats
+from tensorio.checkpoint._checkpoint import Checkpoint, open_checkpoint
+from tensorio.errors import TensorMismatchError, error_context
+from tensorio.output import write_plan
+from tensorio.plan import CheckedPlan
+
+if TYPE_CHECKING:
+    from tensorio.formats._base import Format
+    from tensorio.plan import Plan
+    from tensorio.tensors import TensorInfo
+
+    Progress = Callable[[int, int], object]
+    Rename = Callable[[str], str] | Mapping[str, str]
+
+__all__ = ["CONFLICTS", "Merged", "merge_files"]
+
+CONFLICTS = ("replace", "keep", "error")
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What `tensorio.merge` wrote.
+
+    Attributes
+    ----------
+    path : str or None
+        As given; None for a file object.
+    nbytes : int
+        Bytes of the file.
+    added : tuple of str
+        Tensors that the base does not have.
+    replaced : tuple of str
+        Tensors of earlier files in whose place are those of later ones.
+    kept : tuple of str
+        Tensors of later files that are not in it: with ``on_conflict="keep"``.
+    dropped : tuple of str
+        Values that are no tensors.
+    """
+
+    path: str | None
+    nbytes: int
+    added: tuple[str, ...]
+    replaced: tuple[str, ...]
+    kept: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+
+def merge_files(
+    sources: Iterable[Any], dst: Any, *, on_conflict: str, rename: Rename | None, format: str | None,
+    reading: dict[str, Any], durable: bool, progress: Progress | None,
+) -> Merged:  # fmt: skip
+    """Merge; see `tensorio.merge`."""
+    from tensorio.checkpoint._convert import others  # needs NumPy
+
+    if on_conflict not in CONFLICTS:
+        raise ValueError(f"on_conflict= is one of {', '.join(CONFLICTS)}, not {on_conflict!r}")
+    target = formats.for_target(dst, format)
+    name = formats.target_name(dst)
+    with ExitStack() as stack:
+        opened = [stack.enter_context(open_checkpoint(source, **reading)) for source in sources]
+        union = _Union(opened[0], on_conflict)
+        for number, checkpoint in enumerate(opened[1:], 1):
+            union.add(number, checkpoint, rename)
+        dropped = tuple(value for checkpoint in opened for value in others(checkpoint))
+        plan = union.plan(opened, target, name or "")
+        write_plan(CheckedPlan(plan, lambda: _check(opened)), dst, durable=durable, progress=progress)
+    return Merged(name, plan.nbytes, tuple(union.added), tuple(union.replaced), tuple(union.kept), dropped)
+
+
+def _check(opened: list[Checkpoint]) -> None:
+    for checkpoint in opened:
+        checkpoint.check_unchanged()
+
+
+class _Union:
+    """The tensors of all files so far: by name, the number of the file and what is known of the tensor."""
+
+    def __init__(self, base: Checkpoint, on_conflict: str) -> None:
+        self._on_conflict = on_conflict
+        self._found: dict[str, tuple[int, TensorInfo]] = {fqn: (0, info) for fqn, info in base.infos.items()}
+        self.added: list[str] = []
+        self.replaced: list[str] = []
+        self.kept: list[str] = []
+
+    def add(self, number: int, checkpoint: Checkpoint, rename: Rename | None) -> None:
+        """Put the tensors of a further file to them."""
+        from tensorio.checkpoint._convert import renamed
+
+        with error_context(path=checkpoint._name):
+            for fqn, name in renamed(list(checkpoint), rename).items():
+                info = checkpoint.infos[fqn]
+                before = self._found.get(name)
+                if before is not None and not self._replaces(name, before[1], info):
+                    self.kept.append(name)
+                    continue
+                (self.added if before is None else self.replaced).append(name)
+                self._found[name] = number, info
+
+    def _replaces(self, name: str, old: TensorInfo, new: TensorInfo) -> bool:
+        if self._on_conflict == "error":
+            raise TensorMismatchError(
+                "the tensor is in an earlier file, too; on_conflict= 'replace' or 'keep' says which one counts",
+                record=name,
+            )
+        if self._on_conflict == "keep":
+            return False
+        if (old.dtype, old.shape) != (new.dtype, new.shape):
+            raise TensorMismatchError(
+                f"expected {old.dtype} of shape {list(old.shape)}, as in an earlier file, found {new.dtype} of shape "
+                f"{list(new.shape)}", record=name,
+            )  # fmt: skip
+        return True
+
+    def plan(self, opened: list[Checkpoint], target: Format, name: str) -> Plan:
+        """Lay out the file; bytes stay where they are until it is written."""
+        from tensorio.checkpoint._pieces import piece_of, plan_pieces  # needs NumPy
+        from tensorio.tp import Cut
+
+        pieces = []
+        for fqn, (number, info) in self._found.items():
+            with error_context(path=opened[number]._name):
+                piece = piece_of(opened[number], info, Cut(-1, (), 0, info.shape))
+            pieces.append(piece._replace(fqn=fqn, key=(number, piece.key)))
+        return plan_pieces(pieces, target, opened[0]._opened.metadata, name)
