@@ -12,7 +12,7 @@ from tensorio import tp
 from tensorio._api import identify, load, open, scan, verify
 from tensorio._api_async import AsyncSaver, save_async
 from tensorio._api_crypt import decrypt, encrypt
-from tensorio._api_less import delta_chain, merge
+from tensorio._api_less import delta_chain, merge, strip
 from tensorio._api_save import convert, recover, save, write_manifest
 from tensorio._api_tp import ranked, shard, unshard
 from tensorio._version import __version__
@@ -26,6 +26,7 @@ from tensorio.checkpoint._recover import Loss, Recovery
 from tensorio.checkpoint._report import Report
 from tensorio.checkpoint._saving import Saved
 from tensorio.checkpoint._shard import ShardReport
+from tensorio.checkpoint._strip import Stripped
 from tensorio.errors import (
     ChecksumError,
     DecryptionError,
@@ -105,6 +106,7 @@ __all__ = [
     "ShardReport",
     "Size",
     "SparseTensor",
+    "Stripped",
     "SubclassTensor",
     "TensorIOError",
     "TensorInfo",
@@ -141,6 +143,7 @@ __all__ = [
     "set_rng_state",
     "shard",
     "state_dict",
+    "strip",
     "tp",
     "unpublish",
     "unshard",

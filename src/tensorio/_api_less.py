@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorio.checkpoint._checkpoint import open_checkpoint
 from tensorio.checkpoint._merge import Merged, merge_files
 from tensorio.checkpoint._options import reading_options
 from tensorio.errors import UnsupportedError
 
-__all__ = ["delta_chain", "merge"]
+if TYPE_CHECKING:
+    from tensorio.checkpoint._strip import Stripped
+
+__all__ = ["delta_chain", "merge", "strip"]
 
 Progress = Callable[[int, int], object]
 
@@ -66,6 +69,75 @@ def merge(
     """
     return merge_files(
         (base, *adapters), dst, on_conflict=on_conflict, rename=rename, format=format,
+        reading=reading_options(False, unknown, allow, False), durable=durable, progress=progress,
+    )  # fmt: skip
+
+
+def strip(
+    src: Any,
+    dst: Any,
+    *,
+    keep: str | None = None,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    flat: bool = False,
+    format: str | None = None,
+    dry_run: bool = False,
+    unknown: str = "opaque",
+    allow: Iterable[type] = (),
+    durable: bool = True,
+    progress: Progress | None = None,
+) -> Stripped:
+    """Write what inference needs of a training checkpoint: its weights, and no optimizer or RNG state.
+
+    Parameters
+    ----------
+    src, allow
+        See `open`.
+    dst, durable, progress
+        See `save`. May be `src`.
+    keep : str, optional
+        Key of the entry with the weights, for example ``"ema"``. If not given:
+        the first of ``state_dict``, ``model_state_dict``, ``model``, ``module``
+        and some more that is there; without one of them, everything is kept but
+        what training alone needs, by the names in use. Other copies of the
+        weights, such as moving averages, are not kept.
+    include : str or iterable of str, optional
+        Patterns of tensor names, as in `tensorio.tp`: keep these tensors, instead
+        of what the keys say.
+    exclude : str or iterable of str, optional
+        Patterns of tensors that are not kept.
+    flat : bool
+        Leave out the key above the weights. Formats of names and tensors always
+        do.
+    format : str, optional
+        Of `dst`; by its suffix if not given.
+    dry_run : bool
+        Only say what would be done.
+    unknown : {"opaque", "error"}
+        See `open`. Objects of classes that are not allowed do not matter where
+        they are left out.
+
+    Returns
+    -------
+    Stripped
+        What was kept, and what was left out with its bytes.
+
+    Raises
+    ------
+    TensorMismatchError
+        No tensor would be left, or `keep` is no entry with tensors.
+    See `open` and `save`.
+
+    Notes
+    -----
+    Of a storage, only what the kept tensors reach is written, as with
+    ``save(..., compact=True)``. Memory as `convert`.
+    """
+    from tensorio.checkpoint._strip import strip_file
+
+    return strip_file(
+        src, dst, keep=keep, include=include, exclude=exclude, flat=flat, format=format, dry_run=dry_run,
         reading=reading_options(False, unknown, allow, False), durable=durable, progress=progress,
     )  # fmt: skip
 

@@ -48,6 +48,7 @@ NAMES = [
     "ShardReport",
     "Size",
     "SparseTensor",
+    "Stripped",
     "SubclassTensor",
     "TensorIOError",
     "TensorInfo",
@@ -84,6 +85,7 @@ NAMES = [
     "set_rng_state",
     "shard",
     "state_dict",
+    "strip",
     "tp",
     "unpublish",
     "unshard",
@@ -105,6 +107,8 @@ SIGNATURES = {
     "delta_chain": "path",
     "merge": "base, *adapters, dst, on_conflict='replace', rename=None, format=None, unknown='error', allow=(), "
              "durable=True, progress=None",
+    "strip": "src, dst, *, keep=None, include=None, exclude=None, flat=False, format=None, dry_run=False, "
+             "unknown='opaque', allow=(), durable=True, progress=None",
     "recover": "src, dst, *, format=None, raw=False, keep_damaged=False, unknown='error', allow=(), encoding=None, "
                "durable=True, progress=None",
     "verify": "path, *, manifest=None, require=False, key=None, progress=None",

@@ -28,6 +28,7 @@ from tensorio.cli import (
     recover,
     scan,
     shard,
+    strip,
     verify,
 )
 from tensorio.cli._text import complain
@@ -94,7 +95,7 @@ def cli() -> None:
     """  # noqa: D301  (click wants the backspace itself)
 
 
-for module in (inspect, verify, manifest, scan, convert, merge, shard, recover, checkpoints, demo):
+for module in (inspect, verify, manifest, scan, convert, merge, strip, shard, recover, checkpoints, demo):
     cli.add_command(module.command)
 for command in (*encrypt.commands, *publish.commands):
     cli.add_command(command)

@@ -1,0 +1,170 @@
+"""`strip`: what is taken for weights, what is left out, and what is written."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import tensorio
+from tensorio.cli import run
+from tensorio.errors import FormatError, TensorMismatchError
+
+torch = pytest.importorskip("torch")
+
+
+def trained() -> tuple[Any, Any]:
+    """A small model and its optimizer, after a step."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(5, 4)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+MODEL, OPTIMIZER = trained()
+STATE, OTHER = MODEL.state_dict(), OPTIMIZER.state_dict()
+RNG = torch.get_rng_state()
+LAYOUTS: dict[str, tuple[Any, str | None]] = {
+    "tutorial": ({"epoch": 1, "model_state_dict": STATE, "optimizer_state_dict": OTHER, "loss": 0.5},
+                 "model_state_dict"),
+    "lightning": ({"epoch": 1, "pytorch-lightning_version": "2", "state_dict": STATE, "loops": {}, "callbacks": {},
+                   "optimizer_states": [OTHER], "lr_schedulers": []}, "state_dict"),
+    "torchvision": ({"model": STATE, "optimizer": OTHER, "lr_scheduler": {}, "epoch": 1, "model_ema": STATE,
+                     "args": argparse.Namespace(lr=1)}, "model"),
+    "deepspeed": ({"module": STATE, "buffer_names": [], "optimizer": OTHER, "rng": RNG}, "module"),
+    "timm": ({"epoch": 1, "arch": "x", "state_dict": STATE, "state_dict_ema": STATE, "optimizer": OTHER}, "state_dict"),
+    "flat": (STATE, None),
+    "beside": ({**STATE, "optimizer": OTHER, "rng_state": RNG}, None),
+}  # fmt: skip
+
+
+def assert_state(got: Any) -> None:
+    assert sorted(got) == sorted(STATE)
+    for name, tensor in STATE.items():
+        found = got[name]
+        assert torch.equal(found if isinstance(found, torch.Tensor) else torch.from_numpy(np.array(found)), tensor)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("how", ["nested", "flat", "safetensors"])
+def test_weights_of_usual_layouts_are_kept_and_nothing_else(layout: str, how: str, tmp_path: Path) -> None:
+    saved, entry = LAYOUTS[layout]
+    src, dst = tmp_path / "src.pt", tmp_path / ("dst.safetensors" if how == "safetensors" else "dst.pt")
+    torch.save(saved, src)
+    report = tensorio.strip(src, dst, flat=how == "flat")
+    assert report.entry == entry
+    assert report.nbytes == dst.stat().st_size
+    assert set(report.dropped) == ({"optimizer", "rng_state"} if layout == "beside" else
+                                   {str(key) for key in saved if key != entry} if entry else set())  # fmt: skip
+    if "optimizer" in report.dropped:
+        assert report.dropped["optimizer"] == sum(t.nbytes for s in OTHER["state"].values() for t in s.values())
+    if how == "safetensors":
+        assert_state(safetensors.numpy.load_file(dst))
+        return
+    got = torch.load(dst)
+    if how == "nested" and entry is not None:
+        assert list(got) == [entry]
+        assert type(got[entry]) is OrderedDict
+        got = got[entry]
+    assert_state(got)
+    torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8)).load_state_dict(got)
+
+
+def test_entry_patterns_and_dry_run(tmp_path: Path) -> None:
+    src, dst = tmp_path / "src.pt", tmp_path / "dst.pt"
+    ema = {name: tensor + 1 if tensor.is_floating_point() else tensor for name, tensor in STATE.items()}
+    torch.save({"model": STATE, "ema": ema, "optimizer": OTHER}, src)
+    said = tensorio.strip(src, dst, keep="ema", dry_run=True)
+    assert not dst.exists()
+    assert tensorio.strip(src, dst, keep="ema") == said
+    assert torch.equal(torch.load(dst)["ema"]["0.weight"], ema["0.weight"])
+    tensorio.strip(src, dst, exclude="**.running_*")
+    assert sorted(torch.load(dst)["model"]) == sorted(name for name in STATE if "running" not in name)
+    report = tensorio.strip(src, dst, include=["model.0.*", "optimizer.state.0.exp_avg"])
+    assert report.entry is None
+    got = torch.load(dst)
+    assert sorted(got["model"]) == ["0.bias", "0.weight"]
+    assert torch.equal(got["optimizer"]["state"][0]["exp_avg"], OTHER["state"][0]["exp_avg"])
+
+
+def test_flat_files_lose_what_training_alone_needs(tmp_path: Path) -> None:
+    src = tmp_path / "src.safetensors"
+    ones = np.ones(4, "f4")
+    safetensors.numpy.save_file({"model.layers.0.w": ones, "lm_head.w": ones, "optimizer.state.0.exp_avg": ones,
+                                 "rng_state": np.ones(9, "u1")}, src)  # fmt: skip
+    report = tensorio.strip(src, tmp_path / "dst.safetensors")
+    assert report.dropped == {"optimizer": 16, "rng_state": 9}
+    assert sorted(safetensors.numpy.load_file(tmp_path / "dst.safetensors")) == ["lm_head.w", "model.layers.0.w"]
+
+
+def test_storages_are_trimmed(tmp_path: Path) -> None:
+    big = torch.zeros(100_000)
+    torch.save({"model": {"a": big[:10]}, "optimizer": {"b": big}}, tmp_path / "src.pt")
+    tensorio.strip(tmp_path / "src.pt", tmp_path / "dst.pt")
+    assert (tmp_path / "dst.pt").stat().st_size < 3000
+
+
+def test_source_may_be_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch.save({"model": STATE, "optimizer": OTHER}, path)
+    tensorio.strip(path, path)
+    assert_state(torch.load(path)["model"])
+
+
+def test_nothing_left_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
+    src, dst = tmp_path / "src.pt", tmp_path / "dst.pt"
+    torch.save({"optimizer": OTHER, "epoch": 3}, src)
+    with pytest.raises(TensorMismatchError, match="no tensor would be left"):
+        tensorio.strip(src, dst)
+    with pytest.raises(TensorMismatchError, match="keep='epoch' is no entry with tensors; there are: 'optimizer'"):
+        tensorio.strip(src, dst, keep="epoch")
+    src.write_bytes(src.read_bytes()[:500])
+    with pytest.raises(FormatError):
+        tensorio.strip(src, dst)
+    assert list(tmp_path.iterdir()) == [src]
+
+
+# ------------------------------------------------------------------------- command line
+
+
+def test_command_says_what_was_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    src, dst = tmp_path / "src.pt", tmp_path / "dst.safetensors"
+    torch.save(LAYOUTS["torchvision"][0], src)
+    assert run(["strip", str(src), str(dst), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "would be written" in out
+    assert "optimizer" in out
+    assert not dst.exists()
+    assert run(["strip", str(src), str(dst), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["entry"] == "model"
+    assert found["dropped"].keys() == {"optimizer", "lr_scheduler", "epoch", "model_ema", "args"}
+    assert found["nbytes"] == dst.stat().st_size
+    assert found["written"]
+    assert_state(safetensors.numpy.load_file(dst))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--keep", "none"], 1, "--keep 'none' is no entry with tensors"),
+        (["--include", "x"], 1, "fits none of"),
+        (["--exclude", "a**"], 2, "stands for whole levels"),
+        (["--format", "pickle"], 2, "--format"),
+    ],
+)
+def test_wrong_use_of_strip_is_one_line(
+    arguments: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"model": STATE}, tmp_path / "src.pt")
+    assert run(["strip", str(tmp_path / "src.pt"), str(tmp_path / "dst.pt"), *arguments]) == code
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "dst.pt").exists()
