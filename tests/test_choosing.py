@@ -11,6 +11,7 @@ import pytest
 import safetensors.numpy
 
 import tensorio
+from tensorio.cli import run
 from tensorio.errors import TensorMismatchError, TensorNotFoundError, UnsupportedError
 
 ONE, TWO = np.ones(3, "f4"), np.arange(4)
@@ -114,3 +115,21 @@ def test_only_containers_have_parts_to_choose(tmp_path: Path) -> None:
         tensorio.save(ONE, tmp_path / "x.pt", include="**")
     with pytest.raises((TensorMismatchError, UnsupportedError)):
         tensorio.save(object(), tmp_path / "x.pt", exclude="a")
+
+
+def test_command_converts_a_choice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    src, dst = tmp_path / "s.pt", tmp_path / "d.safetensors"
+    tensorio.save(TREE, src)
+    assert (
+        run(["convert", str(src), str(dst), "--include", "model.*", "--include", "**.m", "--exclude", "model.b"]) == 0
+    )
+    assert names(dst) == ["model.a", "optimizer.state.0.m", "optimizer.state.1.m"]
+    assert run(["convert", str(src), str(dst), "--include", "x"]) == 1
+    assert "fits none of 4 tensors" in capsys.readouterr().err
+    assert run(["convert", str(src), str(dst), "--exclude", "a**"]) == 2
+    assert "stands for whole levels" in capsys.readouterr().err
+    views = {"a": np.arange(200.0).reshape(20, 10)[:, ::2]}
+    torch = pytest.importorskip("torch")
+    torch.save({"a": torch.from_numpy(views["a"])}, src)
+    assert run(["convert", str(src), str(tmp_path / "d.pt"), "--compact"]) == 0
+    assert torch.load(tmp_path / "d.pt")["a"].is_contiguous()

@@ -13,7 +13,7 @@ import click
 
 from tensorio.cli._key import key_option
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
-from tensorio.errors import UnsafePickleError
+from tensorio.errors import TensorIOError, UnsafePickleError
 from tensorio.formats import names
 
 __all__ = ["command"]
@@ -31,13 +31,19 @@ SPEED_NBYTES = 16 << 20  # below that, a speed is noise
               help="Objects of classes that are not harmless: refuse the file, or keep them as data.")  # fmt: skip
 @click.option("--max-shard-size", metavar="SIZE",
               help="Several files of at most so many bytes, and an index, in the folder DST: 5GB.")  # fmt: skip
+@click.option("--include", multiple=True, metavar="PATTERN", help="Write only these tensors, by their names.")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Do not write these tensors.")
+@click.option("--compact", is_flag=True, help="Write strided views without their holes.")
 @key_option(help="Where the key of SRC is, if it is encrypted; DST is not.")
-def command(source: str, target: str, format_: str | None, unknown: str, max_shard_size: str | None, key: Any) -> None:
+def command(source: str, target: str, format_: str | None, unknown: str, max_shard_size: str | None,
+            include: tuple[str, ...], exclude: tuple[str, ...], compact: bool, key: Any) -> None:  # fmt: skip
     """Write the tensors of SRC to DST, straight from the mapping: under 64 MiB of memory, whatever the size.
 
     DST appears whole or not at all. With --max-shard-size it is a folder, or a
     file in one that gives the files their names. Lists what its format can't
-    hold and what was dropped for that: values that are not tensors.
+    hold and what was dropped for that: values that are not tensors. In
+    patterns, * stands for any characters but a dot, ** for any number of
+    levels: **.lora_*.**
     """
     import tensorio
     from tensorio import formats
@@ -55,11 +61,16 @@ def command(source: str, target: str, format_: str | None, unknown: str, max_sha
     try:
         with bar(cut_middle(shown(os.path.basename(target)), LABEL_MAX)) as progress:
             dropped = tensorio.convert(
-                source, target, format=format_, unknown=unknown, max_shard_size=limit, key=key, progress=progress
-            )
+                source, target, format=format_, include=include or None, exclude=exclude or None, compact=compact,
+                unknown=unknown, max_shard_size=limit, key=key, progress=progress,
+            )  # fmt: skip
     except UnsafePickleError as error:
         error.message = error.message.replace("unknown='opaque'", "--unknown opaque")  # what it is called here
         raise
+    except ValueError as error:
+        if isinstance(error, TensorIOError):
+            raise
+        raise click.UsageError(str(error)) from None
     console().print(_sheet(target, chosen.NAME, dropped, time.perf_counter() - start))
 
 
