@@ -50,6 +50,8 @@ TRAINING: dict[str, str] = {
     "PyTorch Lightning": "{loops,callbacks,datamodule,pytorch-lightning_version}",
     "data position": "{dataloader,train_dataloader,data_state,sampler,iterator,train_iterator,message_hub}",
 }
+# Bytes that looking for a tensor in an entry may cost; see `tensorio.tree.leaves`.
+LOOK = 64 << 20
 _TRAINING = tuple(Pattern(text) for texts in TRAINING.values() for text in texts.split())
 
 
@@ -194,8 +196,7 @@ def _has_tensors(node: Any) -> bool:
     """Whether a value is a container (or a pickled module) with a tensor in it."""
     if node is None or is_leaf(node):
         return False
-    budget = 64 << 20
-    return any(is_leaf(leaf) for _, leaf in leaves(node, budget))
+    return any(is_leaf(leaf) for _, leaf in leaves(node, LOOK))
 
 
 def _is_training(key: object) -> bool:
