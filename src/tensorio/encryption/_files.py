@@ -41,6 +41,8 @@ class Encryption:
 
     def __post_init__(self) -> None:
         chunk_log(self.chunk)
+        if self.tensors == ():
+            raise ValueError("tensors= is one pattern or more, or None for all of the file")
         Rules((pattern, "replicate") for pattern in self.tensors or ())  # says at once what is no pattern
 
     def wants(self, name: str) -> bool:
