@@ -129,7 +129,14 @@ def test_big_durable(race: Race, big: Checkpoints, target: Path) -> None:
     race(
         f"save {size_of(big.nbytes)}, .safetensors, durable",
         Entry("save", _saving(path, lambda file: tensorio.save(big.arrays, file)), check=big.check_file),
-        [Entry("write(2), fsync(2)", _saving(other, lambda file: peers.write(arrays, file, sync=True)), None, "wall")],
+        [
+            Entry(
+                "write, fsync, rename, fsync",
+                _saving(other, lambda file: peers.write(arrays, file, sync=True)),
+                None,
+                "wall",
+            )
+        ],
         before=_fresh(path.parent),
         rounds=3,
         nbytes=big.nbytes,

@@ -73,9 +73,10 @@ def numpy_savez(arrays: Mapping[str, Any], path: Path) -> None:
 
 
 def write(buffers: Iterable[Any], path: Path, preallocate: bool = False, sync: bool = False) -> None:
-    """Plain write(2) into a new file, a call per buffer."""
+    """Plain write(2) into a new file, a call per buffer; with `sync`, renamed, and file and folder synced."""
     views = [memoryview(b).cast("B") for b in buffers]
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    written = path.with_name(f"{path.name}.new") if sync else path
+    fd = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         if preallocate:
             os.posix_fallocate(fd, 0, sum(map(len, views)))
@@ -87,6 +88,13 @@ def write(buffers: Iterable[Any], path: Path, preallocate: bool = False, sync: b
             os.fsync(fd)
     finally:
         os.close(fd)
+    if sync:
+        written.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def pread(path: Path) -> memoryview:
