@@ -190,8 +190,8 @@ def preallocate(fd: int, nbytes: int) -> None:
         return
     space = f"{nbytes} bytes are needed"
     if error == errno.ENOSPC:
-        disk = os.fstatvfs(fd)
-        space += f", {disk.f_bavail * disk.f_frsize} are free"
+        disk, taken = os.fstatvfs(fd), os.fstat(fd).st_blocks * 512  # what there was, it may have taken
+        space += f", {disk.f_bavail * disk.f_frsize + taken} are free"
     raise OSError(error, f"{os.strerror(error)}: {space}")
 
 
