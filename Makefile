@@ -8,7 +8,7 @@ C_STYLED = $(filter-out csrc/crc32_tables.h,$(wildcard csrc/*.[ch] csrc/host/*.[
 SOURCES = $(wildcard csrc/*.[ch] csrc/host/*.[ch] src/tensorio/*.pyx src/tensorio/*.px[di]) setup.py pyproject.toml
 PYTEST = $(BIN)/python -m pytest
 
-.PHONY: all test users peer-suite peer-suite-all hostile-long golden demo bench lint type ccheck ctest ctest-arm coverage fuzz fuzz-long asan tsan pythons \
+.PHONY: all test users peer-suite peer-suite-all hostile-long crash golden demo bench lint type ccheck ctest ctest-arm coverage fuzz fuzz-long asan tsan pythons \
 	sdist format clean
 .DELETE_ON_ERROR:
 
@@ -71,6 +71,12 @@ $(VENV)-users/.ready: tests/users/requirements.txt
 # The hostile tests at the size of a release: every byte by all 255 changes, 10 million changed parts. Hours.
 hostile-long: $(VENV)/.test
 	TENSORIO_HOSTILE=100 $(PYTEST) tests/hostile --timeout=0 $(T)
+
+# The crash campaigns at the size of a release, and a table of how killed saves ended, others' in the same harness, too.
+# Power cuts and full disks need root.
+crash: $(VENV)/.test
+	TENSORIO_CRASH=1000 $(PYTEST) tests/crash --timeout=0 $(T)
+	$(BIN)/python tests/crash/table.py 1000
 
 # The golden files of one release of torch, e.g. RELEASE=2.8.0 FOR=python3.11; see tests/golden/README.md.
 golden:

@@ -21,9 +21,8 @@ from writers import PEERS, WRITERS
 
 ERRNOS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG)
 # A disk stays full or broken; a signal that never stops coming is none.
-WAYS = [(number, False) for number in (*ERRNOS, errno.EINTR, errno.EAGAIN, SHORT, KILL)] + [
-    (n, True) for n in (errno.ENOSPC, errno.EIO)
-]
+ONCE = (*ERRNOS, errno.EINTR, errno.EAGAIN, SHORT, KILL)
+WAYS = [(how, False) for how in ONCE] + [(how, True) for how in (errno.ENOSPC, errno.EIO)]
 
 
 class Trial(NamedTuple):
