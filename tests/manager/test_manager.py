@@ -85,6 +85,18 @@ def test_several_items_have_files_of_their_own(manager: Manager) -> None:
     assert tensorio.identify(os.path.join(manager.path(5), "model.safetensors")) == "safetensors"
 
 
+def test_an_item_of_several_shards_is_a_folder_and_checked_as_a_file_is(tmp_path: Path) -> None:
+    tensors = {f"w{i}": np.full(300, i, np.float32) for i in range(4)}
+    with Manager(tmp_path, max_shard_size=2000, format="safetensors") as manager:
+        info = manager.save(1, tensors)
+        assert info.items == {"checkpoint": "checkpoint"}
+        assert len(info.files) == 5  # four shards and the index
+        assert {name: array[0] for name, array in restored(manager).value.items()} == {f"w{i}": i for i in range(4)}
+        (Path(manager.path(1)) / info.files[2].name).unlink()
+        with pytest.raises(FileNotFoundError):
+            manager.check(1)
+
+
 @pytest.mark.parametrize("items", [{}, {"": 1}, {"../x": 1}, {".x": 1}, {"step.json": 1}, {"a": 1, "a.pt": 2}])
 def test_names_of_items_that_are_no_file_names_are_refused(manager: Manager, items: Any) -> None:
     with pytest.raises((ValueError, TypeError), match="items="):
