@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tensorio.checkpoint._saving import Saved
 
-__all__ = ["SaveFuture", "print_unseen"]
+__all__ = ["SaveFuture", "forget", "noted", "print_unseen"]
 
 _lock = threading.Lock()
 _unseen: dict[SaveFuture, None] = {}  # in order; holds them until somebody looks

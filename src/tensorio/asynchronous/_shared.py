@@ -7,6 +7,7 @@ import os
 
 from tensorio import paging
 from tensorio.asynchronous._buffers import Buffer
+from tensorio.sharing._segments import anonymous_file
 
 __all__ = ["SharedBuffer", "mapped"]
 
@@ -21,7 +22,7 @@ class SharedBuffer(Buffer):
     """
 
     def __init__(self, nbytes: int) -> None:
-        self.fd = os.memfd_create("tensorio-snapshot", os.MFD_CLOEXEC)
+        self.fd = anonymous_file("tensorio-snapshot")
         os.ftruncate(self.fd, nbytes)
         block = mmap.mmap(self.fd, nbytes)
         paging.advise(block, "MADV_HUGEPAGE")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Segment",
+    "anonymous_file",
     "content_nbytes",
     "is_sealed",
     "make_file",
@@ -90,7 +91,7 @@ def make_memory(plan: Plan, name: str, *, huge_pages: bool = False, progress: Pr
         return Segment(_unlinked(plan, progress))
     if huge_pages and (fd := _reserved(name, plan.nbytes)) is not None:
         return Segment(_filled(fd, plan, progress, mapped=True)[0], "reserved")
-    fd = _memfd(name)
+    fd = anonymous_file(name)
     try:
         if plan.nbytes and not huge_pages:
             os.posix_fallocate(fd, 0, plan.nbytes)
@@ -108,7 +109,8 @@ def require_memory(nbytes: int) -> None:
         raise OSError(errno.ENOMEM, f"publishing needs {nbytes} bytes of memory and {free} are available")
 
 
-def _memfd(name: str, flags: int = 0) -> int:
+def anonymous_file(name: str, flags: int = 0) -> int:
+    """Return a descriptor of an empty file in memory; `flags` are those of memfd_create(2)."""
     short = os.fsencode(name)[:NAME_MAX].decode("utf-8", "ignore")
     flags |= os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
@@ -124,7 +126,7 @@ def _reserved(name: str, nbytes: int) -> int | None:
     size = -(-(nbytes + _TRAILER_NBYTES) // HUGE_PAGE) * HUGE_PAGE
     fd = -1
     try:
-        fd = _memfd(name, os.MFD_HUGETLB | os.MFD_HUGE_2MB)
+        fd = anonymous_file(name, os.MFD_HUGETLB | os.MFD_HUGE_2MB)
         os.ftruncate(fd, size)
         with mmap.mmap(fd, size) as pages:  # reserves them all, or fails
             pages[size - _TRAILER_NBYTES :] = _TRAILER + nbytes.to_bytes(8, "little")
@@ -255,7 +257,7 @@ def spool(pieces: Iterator[bytes], name: str, nbytes: int | None) -> int:
     if nbytes is not None:
         require_memory(nbytes)
     if HAS_MEMFD:
-        fd = _memfd(name)
+        fd = anonymous_file(name)
     else:
         import tempfile
 
