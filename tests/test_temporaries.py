@@ -226,3 +226,12 @@ def test_large_folder_is_not_looked_through_for_every_save(tmp_path: Path, monke
     assert len(looks) == 1
     output.clean_stale(str(tmp_path))  # who asks outright is served
     assert len(looks) == 2
+
+
+@pytest.mark.parametrize("final", [None, "elsewhere"])
+def test_errors_in_a_temporary_folder_name_what_was_to_be(final: str | None, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        with temporaries.made_folder(str(tmp_path), NAME, 0o700, final and str(tmp_path / final)) as path:
+            os.stat(os.path.join(path, "part"))
+    assert caught.value.filename == str(tmp_path / (final or NAME) / "part")
+    assert list(tmp_path.iterdir()) == []

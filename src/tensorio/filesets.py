@@ -82,7 +82,7 @@ def staged_set(folder: str, files: FileSet, *, whole: bool) -> Iterator[str]:
                     if not there or error.errno not in NO_EXCHANGE:
                         raise
             if staging is None:
-                staging = stack.enter_context(made_folder(folder, files.single, 0o700))
+                staging = stack.enter_context(made_folder(folder, files.single, 0o700, folder))
         yield staging
 
 

@@ -251,4 +251,5 @@ def _written(chain: Iterable[tuple[str, Plan]], durable: bool) -> Generator[int,
             with naming(path):
                 settle(fd, durable)
         finally:
-            os.close(fd)
+            with contextlib.suppress(OSError):  # what it could tell, `settle` has asked
+                os.close(fd)

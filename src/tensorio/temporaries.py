@@ -81,8 +81,14 @@ def made_file(folder: str, name: str, mode: int) -> Iterator[tuple[int, str]]:
 
 
 @contextlib.contextmanager
-def made_folder(folder: str, name: str, mode: int) -> Iterator[str]:
+def made_folder(folder: str, name: str, mode: int, final: str | None = None) -> Iterator[str]:
     """Make a temporary folder; what has its name at the end (after an exchange of names, the old one) is removed.
+
+    Parameters
+    ----------
+    final : str, optional
+        Where its files are going to be, if not in a folder of that name. Errors of the system name them there: nobody
+        has heard of the temporary.
 
     Yields
     ------
@@ -101,6 +107,12 @@ def made_folder(folder: str, name: str, mode: int) -> Iterator[str]:
     fd, path = _held(make, folder, name)
     try:
         yield path
+    except OSError as error:
+        found = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+        if not found.startswith(path + os.sep):
+            raise
+        placed = (final or os.path.join(folder, name)) + found[len(path) :]
+        raise OSError(error.errno, error.strerror, placed) from error
     finally:
         _remove(path)
         if fd >= 0:
