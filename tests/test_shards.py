@@ -668,6 +668,18 @@ def test_what_killed_saves_left_goes(
         assert names(folder.parent) == ["m"]
 
 
+@WAYS
+def test_error_names_the_file_that_was_to_be(
+    way: Callable[[Path], Path], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "write", refusing(errno.ENOSPC))
+    with pytest.raises(OSError, match=r"of [0-9]+ bytes") as caught:
+        tensorio.save(tensors_of(2), way(folder), max_shard_size=900)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(folder / numbered(4)[0]))
+    monkeypatch.undo()
+    check(folder, tensors_of(1))
+
+
 # ------------------------------------------------------------------- two renames, where there is no exchange
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,6 +57,11 @@ class Writer(NamedTuple):
 
 def read(path: Path) -> dict[str, Any]:
     """Read a checkpoint, or all of a folder, by the reference tools."""
+    index = path / "model.safetensors.index.json"
+    if index.is_file() and not (path / "model.safetensors").exists():
+        held = json.loads(index.read_text())["weight_map"]
+        files = {name: read(path / name) for name in set(held.values())}
+        return {name: files[file][name] for name, file in held.items()}
     if path.is_dir():
         # What is there beside the checkpoint's own files is read as bytes.
         return {f"{p.name}:{k}": a for p in sorted(path.iterdir()) for k, a in read(p).items()}
@@ -83,6 +89,16 @@ def _shard(version: Version, path: Path) -> None:
     tensorio.shard(version.files[".safetensors"], path, tp=2, rules={"w": 0}, default="replicate", overwrite=True)
 
 
+def _shards(version: Version, path: Path) -> None:
+    path.mkdir(exist_ok=True)
+    tensorio.save(version.arrays, path, max_shard_size=400_000)
+
+
+def _shards_in_place(version: Version, path: Path) -> None:
+    path.mkdir(exist_ok=True)
+    tensorio.save(version.arrays, path / "model.safetensors", max_shard_size=400_000)
+
+
 WRITERS = {
     writer.name: writer
     for writer in [
@@ -91,6 +107,8 @@ WRITERS = {
         Writer("convert", "model.safetensors", lambda v, path: tensorio.convert(v.files[".pt"], path)),
         Writer("recover", "model.pt", lambda v, path: tensorio.recover(v.files[".pt"], path)),
         Writer("shard", "ranks", _shard),
+        Writer("save, several files", "model", _shards),
+        Writer("save, several files in place", "model", _shards_in_place),
         Writer("tensorio.torch.save", "model.pt", lambda v, path: tensorio.torch.save(v.tensors, path), durable=False),
         Writer("tensorio.safetensors", "model.safetensors",
                lambda v, path: tensorio.safetensors.torch.save_file(v.tensors, path), durable=False),
