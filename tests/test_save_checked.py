@@ -290,6 +290,55 @@ def _is_memory(path: Path) -> bool:
         return "tmpfs" in checkpoint.loading
 
 
+# ------------------------------------------------------------------------ several files
+
+
+@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="sha256sum is not here")
+@pytest.mark.parametrize("named", ["folder", "file"])
+@pytest.mark.parametrize("most", [300_000, 10_000_000], ids=["several", "one"])
+def test_several_files_have_a_manifest_in_their_folder(tmp_path: Path, named: str, most: int) -> None:
+    """Beside files of others, and in the place of an old set."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    target = folder if named == "folder" else folder / "model.safetensors"
+    tensors = {name: array for name, array in TENSORS.items() if "\n" not in name}
+    for _ in range(3):
+        tensors["b"] = tensors["b"] + 1
+        tensorio.save(tensors, target, max_shard_size=most, manifest=True, readback=True, digests=True)
+        command = ["sha256sum", "--check", "--strict", "--quiet", "checkpoint.sha256"]
+        assert subprocess.run(command, cwd=folder, check=False).returncode == 0
+        report = tensorio.verify(folder, require=True)
+        assert report.ok
+        assert set(report.covered) == set(names_in(folder)) - {"config.json", "checkpoint.sha256"}
+    bad = next(p for p in folder.iterdir() if p.name.endswith(".safetensors"))
+    with bad.open("r+b") as f:
+        f.seek(-1, os.SEEK_END)
+        f.write(b"\xee")
+    assert {problem.path for problem in tensorio.verify(folder).problems} == {str(bad)}
+    with pytest.raises(tensorio.ChecksumError):
+        tensorio.load(folder, verify=True)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs Linux")
+def test_readback_of_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensorio.save({"a": np.ones(4), "b": np.ones(4)}, tmp_path / "set", max_shard_size=40, manifest=True)
+    before = {name: (tmp_path / "set" / name).read_bytes() for name in names_in(tmp_path / "set")}
+    check = _watched.Watched.check
+
+    def damaged(self: _watched.Watched, fd: int) -> None:
+        with open(f"/proc/self/fd/{fd}", "r+b") as f:
+            f.seek(-1, os.SEEK_END)
+            f.write(b"\xee")
+        check(self, fd)
+
+    monkeypatch.setattr(_watched.Watched, "check", damaged)
+    with pytest.raises(tensorio.ChecksumError, match="the disk has other bytes"):
+        tensorio.save({"a": np.ones(3), "b": np.ones(5)}, tmp_path / "set", max_shard_size=40, readback=True)
+    assert {name: (tmp_path / "set" / name).read_bytes() for name in names_in(tmp_path / "set")} == before
+    assert names_in(tmp_path) == ["set"]
+
+
 def test_report_as_json(target: Path) -> None:
     tensorio.save(TENSORS, target, manifest=True)
     fields = json.loads(json.dumps(tensorio.verify(target).as_dict()))

@@ -87,11 +87,12 @@ def save(
         Write the SHA-256 of the file to ``<path>.sha256``, as ``sha256sum -c``
         takes it: computed by another thread while the file is written, at most
         1 to 2 GB/s on current CPUs. Without it, one that is there of an old
-        file of this name is removed. Not yet with `max_shard_size`.
+        file of this name is removed. With `max_shard_size`: of all files, to
+        ``checkpoint.sha256`` in the folder.
     readback : bool
         When the file is on disk, read it back past the page cache, where the
         system lets go of its pages, and compare it with what was written,
-        before it gets its name. Not yet with `max_shard_size`.
+        before it gets its name.
     check_finite : bool
         Refuse NaN and infinity, before anything is written: costs a read of memory.
     durable : bool

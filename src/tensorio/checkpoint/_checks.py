@@ -59,7 +59,7 @@ class Work:
         in_threads(lambda job: job[1](advance), jobs, readers())
 
 
-def sha256_of(storage: Storage, offset: int, nbytes: int, advance: Callable[[int], None]) -> str:
+def sha256_of(storage: Storage, offset: int, nbytes: int, advance: Callable[[int], object]) -> str:
     """Return the SHA-256 of a range as hex digits."""
     from hashlib import sha256
 

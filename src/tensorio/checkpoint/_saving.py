@@ -27,8 +27,6 @@ __all__ = ["SaveJob", "SaveRequest", "Saved", "prepare", "save_object"]
 Progress = Callable[[int, int], object]
 Check = Callable[[], object]
 
-_OF_ONE_FILE = ("base", "manifest", "readback")
-
 
 @dataclass(frozen=True)
 class Saved:
@@ -114,11 +112,13 @@ def prepare(obj: Any, path: Any, request: SaveRequest, fetch: Callable[[Any], An
         metadata, request.align, request.compact, formats.target_name(path), request.digests, fetch=fetch
     )
     if request.max_shard_size is not None:
-        for option in _OF_ONE_FILE:
-            if getattr(request, option) not in (None, False):
-                raise UnsupportedError(f"{option}= is for a save in one file; leave out max_shard_size=")
+        if request.base is not None:
+            raise UnsupportedError("base= is for a save in one file; leave out max_shard_size=")
         shards = prepare_shards(obj, path, request.format, request.max_shard_size, partial(replace, options))
-        return SaveJob(shards.payloads, partial(_write_shards, shards, path, request.durable, request.progress))
+        return SaveJob(
+            shards.payloads,
+            partial(_write_shards, shards, path, request.manifest, request.readback, request.durable, request.progress),
+        )
     chosen = formats.for_target(path, request.format)
     plan, check, unchanged = _planned(obj, request.base, chosen, options)
     write = partial(_write, plan, check, path, request.manifest, request.readback, request.durable, request.progress,
@@ -145,6 +145,8 @@ def _write(
     return Saved(name, () if name is None else (name,), plan.nbytes, plan.left_out, unchanged)
 
 
-def _write_shards(shards: Shards, path: Any, durable: bool, progress: Progress | None) -> Saved:
-    files = shards.write(durable=durable, progress=progress)
+def _write_shards(
+    shards: Shards, path: Any, manifest: bool, readback: bool, durable: bool, progress: Progress | None
+) -> Saved:
+    files = shards.write(manifest=manifest, readback=readback, durable=durable, progress=progress)
     return Saved(formats.target_name(path), files, shards.nbytes, shards.left_out)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tensorio import formats
 from tensorio.checkpoint._packing import Entry, entries_of, nbytes_of, split
 from tensorio.checkpoint._several import INDEX_SUFFIX, NAMES
+from tensorio.checkpoint._sums import INSIDE, hash_file, write_sums
+from tensorio.checkpoint._watched import Watched
 from tensorio.errors import UnsupportedError
 from tensorio.filesets import publish_set, staged_set
 from tensorio.folders import write_together
@@ -35,7 +37,6 @@ __all__ = ["ShardTarget", "Shards", "convert_shards", "prepare_shards", "shard_t
 # What files in a folder are called if only the folder is named, by format.
 _DEFAULTS = {"safetensors": ("model", ".safetensors"), "torch_zip": ("pytorch_model", ".bin")}
 _INDEX_MAX = 256 << 20  # bytes of an old index that is looked into
-_SUMS = "checkpoint.sha256"  # of the files that go; see `tensorio.checkpoint._sums`
 
 
 # --------------------------------------------------------------------------------- names
@@ -118,7 +119,7 @@ class _Set:
         with os.scandir(folder) as entries:
             files = [entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)]
         tensors = {name for name in files if name in named or numbered.fullmatch(name)}
-        sums = {_SUMS, *(f"{name}.sha256" for name in tensors)}
+        sums = {INSIDE, *(f"{name}.sha256" for name in tensors)}
         return tensors | (sums & set(files))
 
     def _named(self, folder: str) -> set[str]:
@@ -164,12 +165,15 @@ class Shards:
         self.nbytes = sum(laid.nbytes for _, laid in self._plans)
 
     def write(
-        self, *, check: Callable[[], object] | None = None, durable: bool = True, progress: Progress | None = None
-    ) -> tuple[str, ...]:
+        self, *, manifest: bool = False, readback: bool = False, check: Callable[[], object] | None = None,
+        durable: bool = True, progress: Progress | None = None,
+    ) -> tuple[str, ...]:  # fmt: skip
         """Write the files, which are visible all of them or none.
 
         Parameters
         ----------
+        manifest, readback : bool
+            See `tensorio.save`; the manifest is ``checkpoint.sha256`` in the folder.
         check : callable, optional
             Called when all is written and nothing is visible; what it raises fails the save.
 
@@ -183,12 +187,26 @@ class Shards:
         if self._whole:
             _require_first(folder, files.single)
         with staged_set(folder, files, whole=self._whole and not _is_current(folder)) as staging:
-            chain = [(os.path.join(staging, name), laid) for name, laid in self._plans]
+            chain = [(os.path.join(staging, name), Watched(laid, hashed=manifest, compared=readback))
+                     for name, laid in self._plans]  # fmt: skip
             write_together([chain], durable=durable, progress=progress, total=self.nbytes)
+            if readback:
+                for path, written in chain:
+                    written.check_path(path)
             if check is not None:
                 check()
+            if manifest:
+                write_sums(os.path.join(staging, INSIDE), _sums(chain), durable=durable)
             final = publish_set(staging, folder, files, durable=durable)
+        if manifest and not os.path.lexists(os.path.join(folder, INSIDE)):  # the files were put among others
+            sums = dict(zip(final, _sums(chain).values(), strict=False))
+            sums[files.commit] = hash_file(os.path.join(folder, files.commit))
+            write_sums(os.path.join(folder, INSIDE), sums, durable=durable)
         return tuple(os.path.join(self._folder, name) for name in final or [files.commit])
+
+
+def _sums(chain: list[tuple[str, Watched]]) -> dict[str, str]:
+    return {os.path.basename(path): written.sha256 for path, written in chain}
 
 
 def prepare_shards(

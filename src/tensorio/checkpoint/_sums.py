@@ -14,7 +14,17 @@ from tensorio.output import write_plan
 from tensorio.plan import FlatPlan, Payloads
 from tensorio.sums import is_sha256, sums_of, sums_text
 
-__all__ = ["INSIDE", "SUFFIX", "Manifest", "files_below", "find_sums", "read_sums", "write_manifest", "write_sums"]
+__all__ = [
+    "INSIDE",
+    "SUFFIX",
+    "Manifest",
+    "files_below",
+    "find_sums",
+    "hash_file",
+    "read_sums",
+    "write_manifest",
+    "write_sums",
+]
 
 Progress = Callable[[int, int], object]
 
@@ -140,6 +150,17 @@ def files_below(folder: str) -> Iterator[str]:
                 yield name if top else "/".join((*inside.split(os.sep), name))
 
 
+def hash_file(path: str, advance: Callable[[int], object] = lambda nbytes: None) -> str:
+    """Return the SHA-256 of a file as hex digits; `advance` is told the bytes that are done."""
+    storage, _, _ = open_storage(path, local=True)
+    try:
+        digest = sha256_of(storage, 0, storage.nbytes, advance)
+        storage.check_unchanged()
+        return digest
+    finally:
+        storage.close()
+
+
 def write_manifest(path: Any, *, durable: bool = True, progress: Progress | None = None) -> str:
     """Write the SHA-256 of a file, or of all files of a folder; see `tensorio.write_manifest`."""
     target = os.fsdecode(os.fspath(path))
@@ -152,12 +173,7 @@ def write_manifest(path: Any, *, durable: bool = True, progress: Progress | None
     work = Work(progress)
 
     def job(name: str, advance: Callable[[int], None]) -> None:
-        storage, _, _ = open_storage(os.path.join(folder, name), local=True)
-        try:
-            digests[name] = sha256_of(storage, 0, storage.nbytes, advance)
-            storage.check_unchanged()
-        finally:
-            storage.close()
+        digests[name] = hash_file(os.path.join(folder, name), advance)
 
     for name in names:
         work.add(os.stat(os.path.join(folder, name)).st_size, partial(job, name))

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from tensorio import _core
 from tensorio.checkpoint._sums import SUFFIX, read_sums, write_sums
 from tensorio.errors import ChecksumError, TensorIOError, UnsupportedError
+from tensorio.opening import open_storage
 from tensorio.output import naming, write_plan
 from tensorio.reading import in_threads, pread_full, readers
+from tensorio.storage import FileStorage
 
 if TYPE_CHECKING:
     from tensorio.plan import Buffer, Plan
@@ -111,6 +113,16 @@ class Watched:
                 )  # fmt: skip
                 problem.nbytes = end - start
                 raise problem
+
+    def check_path(self, path: str) -> None:
+        """Read back a file that has its path already; see `check`."""
+        storage, _, _ = open_storage(path, local=True)
+        try:
+            assert isinstance(storage, FileStorage)
+            with naming(path), _named(path):
+                self.check(storage.fileno()[0])
+        finally:
+            storage.close()
 
 
 class _Hasher:
