@@ -99,6 +99,11 @@ def _shards_in_place(version: Version, path: Path) -> None:
     tensorio.save(version.arrays, path / "model.safetensors", max_shard_size=400_000)
 
 
+def _save_aside(version: Version, path: Path) -> None:
+    with tensorio.AsyncSaver() as saver:
+        saver.save(version.arrays, path).result()
+
+
 WRITERS = {
     writer.name: writer
     for writer in [
@@ -109,6 +114,7 @@ WRITERS = {
         Writer("shard", "ranks", _shard),
         Writer("save, several files", "model", _shards),
         Writer("save, several files in place", "model", _shards_in_place),
+        Writer("AsyncSaver", "model.safetensors", _save_aside),
         Writer("tensorio.torch.save", "model.pt", lambda v, path: tensorio.torch.save(v.tensors, path), durable=False),
         Writer("tensorio.safetensors", "model.safetensors",
                lambda v, path: tensorio.safetensors.torch.save_file(v.tensors, path), durable=False),
