@@ -495,7 +495,8 @@ def test_damaged_packed_data_are_unreadable() -> None:
 @pytest.mark.parametrize("data", [
     hexfile.torch_file(GOOD, WEIGHTS), hexfile.st_file({"w": hexfile.st_entry("U8", (4,), 0, 4)}, b"abcd"), GOOD,
     saved_array(np.arange(9)), saved_array(np.zeros(3, [("a", "<f4"), ("b", "U7")])), saved_array(np.array([None, {}])),
-    tarred({"a.txt": b"hello"}), gzip.compress(b"hello" * 99), zipped({"a.txt": b"hello", "b.bin": b"\0" * 99}),
+    tarred({"a.txt": b"hello"}), gzip.compress(b"hello" * 99, mtime=0),
+    zipped({"a.txt": b"hello", "b.bin": b"\0" * 99}),
     b"", b"\0", b"GGUF" + b"\0" * 60, b"version https://git-lfs.github.com/spec/v1\n", b"click\nrich\nnumpy\n",
     b"import os\nimport sys\n",
     b"(a list) of words\n", b"{\"a\": 1}", b"# Title\n\ntext\n", b"xyz" * 999, b"x^2 + y^2", bytes(range(256)) * 4,

@@ -116,7 +116,7 @@ def shown(value: Any) -> Any:
 
 @pytest.mark.parametrize("protocol", [2, 3, 4])
 @pytest.mark.parametrize("value", [b"", b"abc\xff", bytearray(b"xyz"), bytearray(), {1, "a"}, 1j, {"s": {1.5, None}},
-                                   collections.OrderedDict(a=1), collections.Counter("hello")], ids=repr)  # fmt: skip
+                                   collections.OrderedDict(a=1), collections.Counter("hello")], ids=type)  # fmt: skip
 def test_pickle_of_allowed_classes_reads_like_the_standard_library(value: Any, protocol: int) -> None:
     got = read(pickle.dumps(value, protocol))
     assert got == value
