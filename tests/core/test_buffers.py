@@ -57,7 +57,9 @@ def test_buffer_is_let_go_after_the_call(call: Callable[[Any], Any]) -> None:
         data.append(0)  # would raise BufferError if somebody held it
 
 
-@pytest.mark.parametrize("wrong", ["text", 3, None, [1, 2], memoryview(b"abcd")[::2]], ids=repr)
+@pytest.mark.parametrize(
+    "wrong", ["text", 3, None, [1, 2], memoryview(b"abcd")[::2]], ids=lambda value: type(value).__name__
+)
 @pytest.mark.parametrize("call", [lambda b: _core.st_read(b, CODES), _core.zip_read, _core.crc32, _core.address],
                          ids=["st_read", "zip_read", "crc32", "address"])  # fmt: skip
 def test_what_is_no_buffer_is_a_type_error(call: Callable[[Any], Any], wrong: Any) -> None:

@@ -313,7 +313,8 @@ def test_keys_that_are_no_utf8(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", [None, "cpu", torch.device("cpu"), {"cuda:0": "cpu"}, {}, "meta",
-                                   lambda storage, _: storage, lambda storage, _: None], ids=repr)  # fmt: skip
+                                   lambda storage, _: storage, lambda storage, _: None],
+                         ids=lambda where: "function" if callable(where) else repr(where))  # fmt: skip
 def test_map_location(where: Any) -> None:
     data = saved(PLAIN["tied"]())
     assert not differences(load(data, where), torch_load(io.BytesIO(data), where))
