@@ -22,6 +22,7 @@ from tensorio.ranges import place_of
 from tensorio.storage import FileStorage
 
 if TYPE_CHECKING:
+    from tensorio.checkpoint._checkpoint import Checkpoint
     from tensorio.formats._base import Opened, StoredRecord
     from tensorio.storage import Storage
 
@@ -56,8 +57,16 @@ def verify_path(
         _Verification(report, [], found, progress).run()
         return report
     with checkpoint:
-        place = place if folder else checkpoint.path
+        place = place if folder else manifest_place(checkpoint)
         return verify_opened(checkpoint._opened, checkpoint._name, progress, place, manifest, require)
+
+
+def manifest_place(checkpoint: Checkpoint) -> str | None:
+    """Return where to look for a manifest: the file, or the folder of several, whatever named them."""
+    files = checkpoint.files
+    if checkpoint.path is not None and files and checkpoint.path not in files:
+        return os.path.dirname(files[0]) or os.curdir
+    return checkpoint.path
 
 
 def verify_opened(
