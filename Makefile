@@ -7,6 +7,8 @@ C_TESTS = $(basename $(notdir $(wildcard tests/c/test_*.c)))
 C_STYLED = $(filter-out csrc/crc32_tables.h,$(wildcard csrc/*.[ch] csrc/host/*.[ch] tests/c/*.[ch] fuzz/*.[ch]))
 SOURCES = $(wildcard csrc/*.[ch] csrc/host/*.[ch] src/tensorio/*.pyx src/tensorio/*.px[di]) setup.py pyproject.toml
 PYTEST = $(BIN)/python -m pytest
+# Processes that run the tests; more than a few want the memory of as many copies of torch.
+JOBS ?= 2
 
 .PHONY: all test users peer-suite peer-suite-all hostile-long crash golden demo bench lint type ccheck ctest ctest-arm coverage fuzz fuzz-long asan tsan pythons \
 	sdist format clean
@@ -48,7 +50,7 @@ $(VENV)/.build: $(VENV)/.test
 	touch $@
 
 test: $(VENV)/.test
-	$(PYTEST) $(T)
+	$(PYTEST) -n $(JOBS) $(T)
 
 # The tests of the safetensors package, from its source release, on tensorio and beside it on safetensors.
 # `peer-suite-all` installs JAX, Flax and TensorFlow first (2 GB), for theirs.
