@@ -28,6 +28,7 @@ import tensorio
 from tensorio import _host, carrying, folders
 from tensorio.checkpoint._packing import Entry, entries_of, nbytes_of, split
 from tensorio.errors import TensorMismatchError, UnsupportedError
+from tensorio.temporaries import clean_stale
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="folders are exchanged on Linux only")
 
@@ -565,6 +566,24 @@ def test_what_changes_in_the_folder_meanwhile_is_brought_over(folder: Path, monk
     assert (folder / "config.json").read_text() == '{"new": 1}'
     assert (folder / "runs" / "later" / "events").read_text() == "later"
     assert not (folder / "model_ema.safetensors").exists()
+    assert names(folder.parent) == ["m"]
+
+
+@LINUX
+def test_folder_that_was_exchanged_is_nobodys_litter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the name of a temporary then, and what came late is still to be brought over."""
+    real, cleaned = _host.exchange, []
+
+    def exchange(a: str, b: str) -> int:
+        (folder / "late.json").write_text("late")
+        code = real(a, b)
+        cleaned.append(clean_stale(str(folder.parent)))  # as another process does that saves there
+        return code
+
+    monkeypatch.setattr(_host, "exchange", exchange)
+    tensorio.save(tensors_of(2), folder, max_shard_size=900)
+    assert cleaned == [[]]
+    assert (folder / "late.json").read_text() == "late"
     assert names(folder.parent) == ["m"]
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tensorio import _host
 from tensorio.carrying import CantCarry, Carried, carry, carry_late, take_owner
 from tensorio.output import naming, preallocate, renamed, settle, sync_folder, syncing_names, writing
-from tensorio.temporaries import clean_stale, made_folder
+from tensorio.temporaries import clean_stale, kept, made_folder
 
 if TYPE_CHECKING:
     from tensorio.plan import Plan
@@ -177,18 +177,19 @@ def _exchanged(staging: str, final: str, ours: Callable[[str], set[str]] | None,
     if durable:
         for folder, _, _ in os.walk(staging):
             sync_folder(folder)
-    code = _exchange(staging, final)
-    if code:
-        if code in NO_EXCHANGE:
-            return False
-        raise OSError(code, os.strerror(code), final)
-    if ours is not None:
-        try:
-            if carry_late(staging, final, ours, carried) and durable:
-                sync_folder(final)
-        except BaseException:
-            _exchange(staging, final)  # the old folder, with what can't be brought over
-            raise
+    with kept(final):  # what comes late to the old folder is still to be brought over from it
+        code = _exchange(staging, final)
+        if code:
+            if code in NO_EXCHANGE:
+                return False
+            raise OSError(code, os.strerror(code), final)
+        if ours is not None:
+            try:
+                if carry_late(staging, final, ours, carried) and durable:
+                    sync_folder(final)
+            except BaseException:
+                _exchange(staging, final)  # the old folder, with what can't be brought over
+                raise
     return True
 
 

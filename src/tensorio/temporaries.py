@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from tensorio.disks import disk_of
 from tensorio.processes import boot_id, is_running, pid_namespace, start_time
 
-__all__ = ["clean_stale", "made_file", "made_folder", "temporary_name"]
+__all__ = ["clean_stale", "kept", "made_file", "made_folder", "temporary_name"]
 
 _TRIES = 8  # at names, each new: somebody who cleans may hold a new one for a moment
 _MARK, _END = ".tensorio-", ".tmp"
@@ -129,6 +129,25 @@ def _held(make: Callable[[str], int], folder: str, name: str) -> tuple[int, str]
         _remove(path)
         os.close(fd)
     raise OSError(errno.EBUSY, "temporary files are taken away as they are made", os.path.join(folder, name))
+
+
+@contextlib.contextmanager
+def kept(folder: str) -> Iterator[None]:
+    """Let nobody take a folder for litter that gets the name of a temporary within the block.
+
+    Raises
+    ------
+    OSError
+        Before the block: the folder can't be opened.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if os.name == "posix" else -1
+    try:
+        if fd >= 0:
+            _lock(fd)  # if somebody else has the lock, that does, too
+        yield
+    finally:
+        if fd >= 0:
+            os.close(fd)
 
 
 def _is(path: str, fd: int) -> bool:
