@@ -27,6 +27,8 @@ import torch
 import tensorio
 from tensorio import _host, carrying, folders
 from tensorio.checkpoint._packing import Entry, entries_of, nbytes_of, split
+from tensorio.checkpoint._sums import INSIDE as SUMS
+from tensorio.checkpoint._sums import SUFFIX
 from tensorio.errors import TensorMismatchError, UnsupportedError
 from tensorio.temporaries import clean_stale
 
@@ -389,6 +391,56 @@ def test_stale_checksums_go(folder: Path) -> None:
         (folder / name).write_text("")
     tensorio.save(tensors_of(2), folder, max_shard_size=900)
     assert names(folder) == sorted([*OTHERS, "config.json.sha256", *numbered(4), INDEX])
+
+
+def is_untrue(folder: Path) -> bool:
+    """Whether there are sums, and other files than they say."""
+    sums = [folder / SUMS, folder / f"model.safetensors{SUFFIX}"]
+    return any(not tensorio.verify(folder, manifest=path, require=True).ok for path in sums if path.exists())
+
+
+@WAYS
+@pytest.mark.parametrize(("before", "after"), [(900, 900), (10**6, 10**6), (900, 10**6), (10**6, 900)])
+@pytest.mark.parametrize("manifest", [False, True])
+def test_sums_are_true_or_gone_after_every_step(
+    way: Callable[[Path], Path], before: int, after: int, manifest: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A process that is killed between two of them would leave files that pass for damaged ones."""
+    folder, untrue = tmp_path / "m", []
+    tensorio.save(tensors_of(1), folder, max_shard_size=before, manifest=True)
+    if before > after:
+        tensorio.write_manifest(folder / "model.safetensors")
+    for module, name in ((os, "replace"), (os, "unlink"), (_host, "exchange")):
+        real = getattr(module, name)
+
+        def call(*args: Any, real: Callable[..., Any] = real, **options: Any) -> Any:
+            answer = real(*args, **options)
+            untrue.append(is_untrue(folder))
+            return answer
+
+        monkeypatch.setattr(module, name, call)
+    tensorio.save(tensors_of(2), way(folder), max_shard_size=after, manifest=manifest)
+    assert untrue
+    assert not any(untrue)
+    assert (folder / SUMS).exists() is manifest
+    check(folder, tensors_of(2))
+
+
+def test_sums_are_put_back_if_the_index_cant_be_renamed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensorio.write_manifest(folder)
+    before, real = names(folder), os.replace
+
+    def replace(source: str, target: str) -> None:
+        if os.path.basename(target) == INDEX:
+            raise OSError(errno.EIO, "Input/output error")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(OSError, match="Input/output"):
+        tensorio.save(tensors_of(2), in_place(folder), max_shard_size=900)
+    assert names(folder) == before
+    assert tensorio.verify(folder, require=True).ok
 
 
 @WAYS

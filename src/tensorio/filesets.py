@@ -37,11 +37,14 @@ class FileSet(Protocol):
         The name of the one that names the others, or is alone.
     rivals : set of str
         Names that readers may take instead of it.
+    sums : set of str
+        Names of files that say what others hold: the old ones go before these do.
     """
 
     single: str
     commit: str
     rivals: set[str]
+    sums: set[str]
 
     def names(self, tag: str = "") -> list[str]:
         """Return the names of the others, which differ from tag to tag."""
@@ -130,8 +133,11 @@ def _publish_within(staging: str, folder: str, files: FileSet, durable: bool) ->
         _write_again(os.path.join(staging, files.commit), files.index(tag), durable)
     new = files.names(tag)
     commit = os.path.join(staging, files.commit)
+    sums = [(os.path.join(folder, name), os.path.join(staging, f"old-{name}")) for name in sorted(files.sums & old)]
     try:
         with syncing_names(folder, durable):
+            for path, aside in sums:
+                renamed(path, aside)
             for name, to in zip(files.names(), new, strict=True):
                 renamed(os.path.join(staging, name), os.path.join(folder, to))
         with syncing_names(folder, durable):
@@ -139,12 +145,13 @@ def _publish_within(staging: str, folder: str, files: FileSet, durable: bool) ->
     except BaseException:
         if os.path.lexists(commit):  # else all is in place, and what failed is the sync behind it
             _remove(folder, new)
+            _put_back(sums)
         raise
     if files.rivals & old:
         with syncing_names(folder, durable):  # before files go that it names
             for rival in files.rivals & old:
                 os.unlink(os.path.join(folder, rival))
-    _remove(folder, old - files.rivals - {files.commit, *new})
+    _remove(folder, old - files.rivals - files.sums - {files.commit, *new})
     return new
 
 
@@ -154,6 +161,12 @@ def _write_again(path: str, plan: Plan, durable: bool) -> None:
     write_together([[(path, plan)]], durable=durable)
     take_owner(path, old)
     os.chmod(path, stat.S_IMODE(old.st_mode))
+
+
+def _put_back(moved: Iterable[tuple[str, str]]) -> None:
+    for path, aside in moved:
+        with contextlib.suppress(OSError):
+            os.replace(aside, path)
 
 
 def _remove(folder: str, names: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tensorio import formats
 from tensorio.checkpoint._packing import Entry, entries_of, nbytes_of, split
 from tensorio.checkpoint._several import INDEX_SUFFIX, NAMES
-from tensorio.checkpoint._sums import INSIDE, hash_file, write_sums
+from tensorio.checkpoint._sums import INSIDE, SUFFIX, hash_file, write_sums
 from tensorio.checkpoint._watched import Watched
 from tensorio.errors import UnsupportedError
 from tensorio.filesets import publish_set, staged_set
@@ -98,6 +98,7 @@ class _Set:
         several = len(parts) > 1
         self.commit = both[several]
         self.rivals = {both[not several]}
+        self.sums = {INSIDE, *(f"{name}{SUFFIX}" for name in both)}
 
     def names(self, tag: str = "") -> list[str]:
         """Names of the files that an index names; none for a single file."""
@@ -119,7 +120,7 @@ class _Set:
         with os.scandir(folder) as entries:
             files = [entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)]
         tensors = {name for name in files if name in named or numbered.fullmatch(name)}
-        sums = {INSIDE, *(f"{name}.sha256" for name in tensors)}
+        sums = self.sums | {f"{name}{SUFFIX}" for name in tensors}
         return tensors | (sums & set(files))
 
     def _named(self, folder: str) -> set[str]:
