@@ -13,6 +13,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -451,6 +452,47 @@ def test_modes_are_kept(way: Callable[[Path], Path], folder: Path) -> None:
     tensorio.save(tensors_of(2), way(folder), max_shard_size=900)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o711
     assert {stat.S_IMODE((folder / name).stat().st_mode) for name in [*numbered(4), INDEX]} == {0o600}
+
+
+@WAYS
+def test_old_file_may_be_a_link_to_nowhere(way: Callable[[Path], Path], tmp_path: Path) -> None:
+    """As in a folder made of links into a cache that was emptied."""
+    folder = tmp_path / "m"
+    folder.mkdir()
+    for name in (INDEX, *numbered(2)):
+        (folder / name).symlink_to("../blobs/gone")
+    tensorio.save(tensors_of(2), way(folder), max_shard_size=900)
+    check(folder, tensors_of(2))
+    assert names(folder) == sorted([*numbered(4), INDEX])
+
+
+def _save_as_another_user(folder: Path) -> list[str]:
+    if os.getuid() == 0:
+        os.chown(folder.parent, 1234, 1234)
+        for path in [folder, *folder.iterdir()]:
+            os.chown(path, 1234, 1234)
+        os.setgid(1234)
+        os.setuid(1234)
+    try:
+        tensorio.save(tensors_of(2), folder, max_shard_size=900)
+    except PermissionError:
+        return names(folder.parent)
+    return [*names(folder.parent), "saved"]
+
+
+@LINUX
+def test_folder_that_may_not_be_written_to_is_not_replaced(in_child: Any) -> None:
+    """What is in it could not be removed then."""
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        folder = Path(place) / "within" / "m"
+        folder.parent.mkdir()
+        tensorio.save(tensors_of(1), folder, max_shard_size=900)
+        before = names(folder)
+        os.chmod(folder, 0o555)
+        assert in_child(_save_as_another_user, folder) == ["m"]
+        assert names(folder) == before
+        check(folder, tensors_of(1))
 
 
 def test_new_folder_has_the_modes_of_the_umask(tmp_path: Path) -> None:

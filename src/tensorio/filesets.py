@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tensorio.carrying import take_owner
 from tensorio.disks import is_mount
-from tensorio.folders import NO_EXCHANGE, publish_folder, write_together
+from tensorio.folders import NO_EXCHANGE, publish_folder, require_writable, write_together
 from tensorio.output import naming, renamed, syncing_names
 from tensorio.temporaries import clean_stale, made_folder
 
@@ -73,6 +73,7 @@ def staged_set(folder: str, files: FileSet, *, whole: bool) -> Iterator[str]:
     """
     parent, name = os.path.split(folder)
     there = os.path.isdir(folder)
+    require_writable(folder)
     clean_stale(parent, name)
     clean_stale(folder, files.single)
     with contextlib.ExitStack() as stack:
@@ -119,11 +120,15 @@ def publish_set(staging: str, folder: str, files: FileSet, *, durable: bool = Tr
 def _take_modes(staging: str, folder: str, files: FileSet) -> None:
     """Keep mode and owner of the files that are replaced."""
     old = files.ours(folder) if os.path.isdir(folder) else set()
-    for name in sorted(old, key=lambda name: name != files.commit)[:1]:
-        found = os.stat(os.path.join(folder, name))
+    for name in sorted(old, key=lambda name: name != files.commit):
+        try:
+            found = os.stat(os.path.join(folder, name))
+        except FileNotFoundError:  # a link to nowhere
+            continue
         for path in (os.path.join(staging, new) for new in [*files.names(), files.commit]):
             take_owner(path, found)
             os.chmod(path, stat.S_IMODE(found.st_mode))
+        return
 
 
 def _publish_within(staging: str, folder: str, files: FileSet, durable: bool) -> list[str]:

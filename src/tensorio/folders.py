@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], object]
 
-__all__ = ["NO_EXCHANGE", "publish_folder", "require_free", "staged_folder", "write_together"]
+__all__ = ["NO_EXCHANGE", "publish_folder", "require_free", "require_writable", "staged_folder", "write_together"]
 
 # What says that two names can't be exchanged: on this system or filesystem, over this mount point, by this user.
 NO_EXCHANGE = {
@@ -52,6 +52,17 @@ def require_free(target: str, replaceable: Callable[[str], bool] | None = None) 
     if held and (replaceable is None or not replaceable(target)):
         why = "" if replaceable is None else ", with others in it than an earlier run made"
         raise FileExistsError(errno.EEXIST, f"the folder is not empty{why}", target)
+
+
+def require_writable(folder: str) -> None:
+    """Raise if a folder is there whose files could not be removed once another has taken its place.
+
+    Raises
+    ------
+    PermissionError
+    """
+    if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
 
 
 @contextlib.contextmanager
@@ -88,6 +99,7 @@ def staged_folder(
     _put_back(parent, name)
     clean_stale(parent, name)
     require_free(final, replaceable)
+    require_writable(final)
     with contextlib.ExitStack() as stack:
         with naming(final):
             staging = stack.enter_context(made_folder(parent, name, 0o700 if os.path.isdir(final) else 0o777))
