@@ -468,8 +468,7 @@ def test_old_file_may_be_a_link_to_nowhere(way: Callable[[Path], Path], tmp_path
 
 def _save_as_another_user(folder: Path) -> list[str]:
     if os.getuid() == 0:
-        os.chown(folder.parent, 1234, 1234)
-        for path in [folder, *folder.iterdir()]:
+        for path in [folder.parent, folder, *folder.rglob("*")]:
             os.chown(path, 1234, 1234)
         os.setgid(1234)
         os.setuid(1234)
@@ -493,6 +492,23 @@ def test_folder_that_may_not_be_written_to_is_not_replaced(in_child: Any) -> Non
         assert in_child(_save_as_another_user, folder) == ["m"]
         assert names(folder) == before
         check(folder, tensors_of(1))
+
+
+@LINUX
+def test_folder_within_may_be_read_only(in_child: Any) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        folder = Path(place) / "within" / "m"
+        folder.parent.mkdir()
+        tensorio.save(tensors_of(1), folder, max_shard_size=900)
+        (folder / "runs" / "deep").mkdir(parents=True)
+        (folder / "runs" / "deep" / "events").write_text("events")
+        for within in (folder / "runs" / "deep", folder / "runs"):
+            os.chmod(within, 0o555)
+        assert in_child(_save_as_another_user, folder) == ["m", "saved"]
+        assert (folder / "runs" / "deep" / "events").read_text() == "events"
+        assert stat.S_IMODE((folder / "runs" / "deep").stat().st_mode) == 0o555
+        check(folder, tensors_of(2))
 
 
 def test_new_folder_has_the_modes_of_the_umask(tmp_path: Path) -> None:

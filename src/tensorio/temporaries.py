@@ -250,7 +250,18 @@ def _remove(path: str) -> bool:
     try:
         os.unlink(path)
     except (IsADirectoryError, PermissionError):  # of a folder Linux says the one, POSIX the other
-        shutil.rmtree(path, ignore_errors=True)
+        _remove_folder(path)
     except OSError:
         return False
     return not os.path.lexists(path)
+
+
+def _remove_folder(path: str) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    if os.path.isdir(path):  # what others kept in it may have been read-only
+        for here, folders, _ in os.walk(path):
+            for folder in [here, *(os.path.join(here, name) for name in folders)]:
+                with contextlib.suppress(OSError):
+                    if not os.path.islink(folder):
+                        os.chmod(folder, 0o700)
+        shutil.rmtree(path, ignore_errors=True)
