@@ -299,8 +299,10 @@ def syncing_names(folder: str, durable: bool = True) -> Iterator[None]:
         yield
         _sync_names(fd)
     finally:
-        with contextlib.suppress(OSError):
+        try:  # noqa: SIM105 - to suppress takes memory, and there may be none
             os.close(fd)
+        except OSError:
+            pass
 
 
 def _sync_names(fd: int) -> None:

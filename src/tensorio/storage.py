@@ -72,11 +72,11 @@ class FileStorage(Storage):
     """
 
     def __init__(self, fd: int, name: str, *, start: int = 0, writable: bool = False) -> None:
+        self._fd = fd  # first: whatever fails from here on, `__del__` closes it
         super().__init__()
         self.name = name
         self.writable = writable
         self._start = start
-        self._fd = fd
         self._view: memoryview | None = None
         self._map: _host.Mapping | mmap.mmap | None = None
         self._huge = False

@@ -76,8 +76,10 @@ def made_file(folder: str, name: str, mode: int) -> Iterator[tuple[int, str]]:
         _remove(path)
         raise
     finally:
-        with contextlib.suppress(OSError):  # what it could tell, `output.settle` has asked before the rename
+        try:  # noqa: SIM105 - to suppress takes memory, and there may be none
             os.close(fd)
+        except OSError:  # what it could tell, `output.settle` has asked before the rename
+            pass
 
 
 @contextlib.contextmanager
@@ -100,7 +102,7 @@ def made_folder(folder: str, name: str, mode: int, final: str | None = None) -> 
         os.mkdir(path, mode)
         try:
             return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if os.name == "posix" else -1
-        except OSError:
+        except BaseException:
             os.rmdir(path)
             raise
 
@@ -114,9 +116,7 @@ def made_folder(folder: str, name: str, mode: int, final: str | None = None) -> 
         placed = (final or os.path.join(folder, name)) + found[len(path) :]
         raise OSError(error.errno, error.strerror, placed) from error
     finally:
-        _remove(path)
-        if fd >= 0:
-            os.close(fd)
+        _give_up(path, fd)
 
 
 def _held(make: Callable[[str], int], folder: str, name: str) -> tuple[int, str]:
@@ -124,11 +124,22 @@ def _held(make: Callable[[str], int], folder: str, name: str) -> tuple[int, str]
     for _ in range(_TRIES):
         path = temporary_name(folder, name)
         fd = make(path)
-        if fd < 0 or (_lock(fd) is not False and _is(path, fd)):
-            return fd, path
-        _remove(path)
-        os.close(fd)
+        try:
+            if fd < 0 or (_lock(fd) is not False and _is(path, fd)):
+                return fd, path
+        except BaseException:  # an interrupt, or no memory to look
+            _give_up(path, fd)
+            raise
+        _give_up(path, fd)
     raise OSError(errno.EBUSY, "temporary files are taken away as they are made", os.path.join(folder, name))
+
+
+def _give_up(path: str, fd: int) -> None:
+    try:
+        _remove(path)
+    finally:
+        if fd >= 0:
+            os.close(fd)
 
 
 @contextlib.contextmanager
