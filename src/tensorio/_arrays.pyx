@@ -15,6 +15,7 @@ from libc.stdint cimport int64_t, intptr_t, uint8_t, uint64_t
 
 cimport numpy as cnp
 
+from tensorio._append cimport *
 from tensorio._csrc cimport tio_mul, tio_row
 
 from tensorio.dtypes import DTYPES as _DTYPES, numpy_dtypes

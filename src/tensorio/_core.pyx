@@ -19,6 +19,7 @@ import array as _array
 
 from tensorio import errors as _errors
 
+from tensorio._append cimport *
 from tensorio._csrc cimport *
 
 cdef extern from "Python.h":

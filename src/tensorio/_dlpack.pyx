@@ -15,6 +15,7 @@ from libc.stdint cimport int32_t, int64_t, intptr_t, uint8_t, uint16_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from tensorio._append cimport *
 from tensorio._arrays cimport Lease
 from tensorio._csrc cimport tio_row
 

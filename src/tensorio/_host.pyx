@@ -12,6 +12,8 @@ from cpython.buffer cimport (
 )
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
+from tensorio._append cimport *
+
 cdef extern from "host/pages.h" nogil:
     int tio_pages_map(int fd, size_t nbytes, int writable, void **ptr)
     void tio_pages_unmap(void *ptr, size_t nbytes)

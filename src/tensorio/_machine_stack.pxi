@@ -41,7 +41,7 @@ cdef class _Stack:
     cdef bint plain  # whether what is odd, though not damaged, ends the run by `NotPlain`
     cdef Py_ssize_t placeholders  # mentions of storages, less those that tensors were made of
 
-    def __cinit__(self, pickle, Py_ssize_t start, *args, **kwargs):
+    def __cinit__(self, pickle, Py_ssize_t start, *args):
         PyObject_GetBuffer(pickle, &self.raw, PyBUF_SIMPLE)
         self.held = True
         if not 0 <= start <= self.raw.len:

@@ -97,7 +97,7 @@ cdef class _Tensors(_Stack):
     cdef object location
 
     def __cinit__(self, pickle, Py_ssize_t start, records, list leases, decode, set wanted, Py_ssize_t first_row,
-                  Py_ssize_t first_dim, *args, **kwargs):
+                  Py_ssize_t first_dim, *args):
         cdef const int64_t[::1] cells
         self.keys = {} if records is None else records.keys
         self.mentioned = [] if records is None else None

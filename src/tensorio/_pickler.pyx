@@ -19,6 +19,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uintptr_t
 from libc.stdlib cimport qsort
 from libc.string cimport memcpy
 
+from tensorio._append cimport *
 from tensorio._csrc cimport TIO_ROW_CONJ, TIO_ROW_NEG, TIO_ROW_PARAMETER, TIO_ROW_REQUIRES_GRAD, tio_store_double
 from tensorio._source cimport MAX_RANK, Tensor, of_array, of_torch
 
@@ -246,12 +247,13 @@ cdef class _Pickler:
 
     cdef inline char *reserve(self, Py_ssize_t count) except NULL:
         cdef char *p
+        cdef Py_ssize_t room
         if self.n + count > self.room:
-            self.room = 2 * self.room + count + 4096
-            p = <char *> PyMem_Realloc(self.out, self.room)
+            room = 2 * self.room + count + 4096
+            p = <char *> PyMem_Realloc(self.out, room)
             if p == NULL:
                 raise MemoryError()
-            self.out = p
+            self.out, self.room = p, room
         p = self.out + self.n
         self.n += count
         return p
@@ -680,12 +682,13 @@ cdef class _Pickler:
 
     cdef int32_t new_piece(self, int64_t space, int64_t lo, int64_t nbytes) except -1:
         cdef Piece *p
+        cdef Py_ssize_t room
         if self.n_pieces == self.pieces_room:
-            self.pieces_room = 2 * self.pieces_room + 64
-            p = <Piece *> PyMem_Realloc(self.pieces, self.pieces_room * sizeof(Piece))
+            room = 2 * self.pieces_room + 64
+            p = <Piece *> PyMem_Realloc(self.pieces, room * sizeof(Piece))
             if p == NULL:
                 raise MemoryError()
-            self.pieces = p
+            self.pieces, self.pieces_room = p, room
         p = &self.pieces[self.n_pieces]
         p.space, p.lo, p.nbytes = space, lo, nbytes
         self.keys.append(str(self.n_pieces))
@@ -695,12 +698,13 @@ cdef class _Pickler:
     cdef int span(self, int64_t space, int dtype, int64_t lo, int64_t hi) except -1:
         """Note what a tensor reaches, as the span that is next, where the caller counts it."""
         cdef Span *s
+        cdef Py_ssize_t room
         if self.n_spans == self.spans_room:
-            self.spans_room = 2 * self.spans_room + 64
-            s = <Span *> PyMem_Realloc(self.spans, self.spans_room * sizeof(Span))
+            room = 2 * self.spans_room + 64
+            s = <Span *> PyMem_Realloc(self.spans, room * sizeof(Span))
             if s == NULL:
                 raise MemoryError()
-            self.spans = s
+            self.spans, self.spans_room = s, room
         s = &self.spans[self.n_spans]
         s.space, s.dtype, s.lo, s.hi, s.alone, s.held = space, dtype, lo, hi, 0, False
         return 0

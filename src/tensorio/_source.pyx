@@ -8,6 +8,8 @@ from libc.stdint cimport int64_t, uintptr_t
 
 cimport numpy as cnp
 
+from tensorio._append cimport *
+
 from tensorio.dtypes import BY_NAME as _BY_NAME, DTYPES as _DTYPES, of_numpy
 from tensorio.errors import UnsupportedError as _UnsupportedError
 

@@ -37,6 +37,7 @@ from collections import Counter, OrderedDict, deque
 from enum import Enum
 from sys import modules as _modules
 
+from tensorio._append cimport *
 from tensorio._csrc cimport *
 
 from tensorio.allowlist import ALLOWED as _ALLOWED

@@ -15,6 +15,7 @@ RANKS: list[tuple[str, ...]] = [
     ("errors", "_version"),
     (
         "_core",
+        "_append",
         "_csrc",
         "_source",
         "_unpickler",
