@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -111,6 +112,38 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
         os.close(write_end)
         os.waitpid(child, 0)
         os.close(read_end)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_the_lock_goes_though_a_child_has_its_descriptor(tmp_path: Path) -> None:
+    """One that was forked and has run no line of Python yet, or never does: a copy of the descriptor stands for it."""
+    manager = Manager(tmp_path)
+    manager.save(1, state(1))
+    inside = os.stat(tmp_path / ".lock")
+    [held] = [fd for fd in map(int, os.listdir("/dev/fd")) if _is_on(fd, inside)]
+    copy = os.dup(held)
+    try:
+        manager.close()
+        with Manager(tmp_path) as other:
+            other.save(2, state(2))
+    finally:
+        os.close(copy)
+
+
+def _is_on(fd: int, file: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), file)
+    except OSError:
+        return False
+
+
+def test_a_manager_that_nobody_has_any_more_lets_go_of_the_lock(tmp_path: Path) -> None:
+    manager = Manager(tmp_path)
+    manager.save(1, state(1))
+    del manager
+    gc.collect()
+    with Manager(tmp_path) as other:
+        other.save(2, state(2))
 
 
 def test_readers_see_whole_steps_only(tmp_path: Path) -> None:

@@ -52,9 +52,12 @@ class WriterLock:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             _held.discard(self)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ImportError):  # nothing can be imported at the very end of a program
                 os.ftruncate(fd, 0)
+                _unlock(fd)
             os.close(fd)
+
+    __del__ = release
 
     def forget(self) -> None:
         """Close it in a forked child, so that the lock goes with the parent, whose it is."""
@@ -82,6 +85,13 @@ def _lock(fd: int, path: str) -> None:
         raise UnsupportedError(
             "the filesystem has no locks; say lock=False if nobody else writes there", path=path
         ) from None
+
+
+def _unlock(fd: int) -> None:
+    """Let go of the lock itself: a child that was just forked may have the descriptor, and the lock with it, still."""
+    import fcntl
+
+    fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def _forget_all() -> None:
