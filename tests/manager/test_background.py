@@ -103,6 +103,45 @@ def test_a_failure_that_nobody_looked_at_is_raised_by_the_next_call(
     manager.close()  # it was told once
 
 
+def held_up(manager: Manager, step: int, error: Exception | None = None) -> tuple[Any, threading.Event]:
+    """Save a step whose writing has begun, and ends (with an error, if one is given) when the event is set."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold(done: int, total: int) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        if error is not None:
+            raise error
+
+    future = manager.save(step, {"w": np.ones(5)}, block=False, progress=hold)
+    assert begun.wait(60)
+    return future, go_on
+
+
+@pytest.mark.parametrize("call", ["wait", "close"])
+def test_a_failure_behind_which_others_were_asked_for_is_raised(tmp_path: Path, call: str) -> None:
+    manager = Manager(tmp_path)
+    _, go_on = held_up(manager, 1, OSError(28, "No space left on device (injected)"))
+    manager.save(2, {"w": np.ones(5)}, block=False)
+    go_on.set()
+    with pytest.raises(OSError, match="injected"):
+        getattr(manager, call)()
+    assert manager.steps() == [2]
+    manager.close()
+
+
+def test_each_of_several_failures_is_raised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_draft, "write_note", failing)
+    manager = Manager(tmp_path)
+    _, go_on = held_up(manager, 1, OSError(5, "Input/output error (injected)"))
+    manager.save(2, {"w": np.ones(5)}, block=False)
+    go_on.set()
+    for message in ("Input/output", "No space"):
+        with pytest.raises(OSError, match=message):
+            manager.wait()
+    manager.close()
+
+
 def test_what_can_not_be_saved_is_told_at_once(tmp_path: Path) -> None:
     with Manager(tmp_path, finite=True) as manager:
         with pytest.raises(tensorio.NonFiniteError):

@@ -23,7 +23,7 @@ class Background:
 
     def __init__(self) -> None:
         self._saver: AsyncSaver | None = None
-        self._last: SaveFuture | None = None
+        self._asked: dict[SaveFuture, None] = {}  # in order; whose failure would have to be told
 
     def save(self, draft: Draft, values: Mapping[str, Any], options: Mapping[str, Any], path: str) -> Future[StepInfo]:
         """Take snapshots of all values; return the future of the step, which is published when they are written.
@@ -51,7 +51,7 @@ class Background:
         except BaseException as error:
             pending.give_up(error)
             raise
-        self._last = future
+        self._asked[future] = None
         pending.end()
         return future  # type: ignore[no-any-return]
 
@@ -62,12 +62,12 @@ class Background:
         self.raise_unseen()
 
     def raise_unseen(self) -> None:
-        """Raise the failure of the last step, unless its future was asked."""
-        last, self._last = self._last, None
-        if last is not None and last.unseen:
-            last.result()
-        elif last is not None and not last.done():
-            self._last = last
+        """Raise the first failure of a step whose future was not asked."""
+        for future in list(self._asked):  # other threads may add some meanwhile
+            if future.done():
+                self._asked.pop(future, None)
+                if future.unseen:
+                    future.result()
 
     def close(self) -> None:
         """Wait, and let go of the saver's memory."""
