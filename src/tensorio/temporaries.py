@@ -70,10 +70,12 @@ def made_file(folder: str, name: str, mode: int) -> Iterator[tuple[int, str]]:
         return os.open(path, flags, mode)
 
     fd, path = _held(make, folder, name)
+    maker = os.getpid()
     try:
         yield fd, path
     except BaseException:
-        _remove(path)
+        if os.getpid() == maker:  # a forked child may let go of the generator: the file is its parent's
+            _remove(path)
         raise
     finally:
         try:  # noqa: SIM105 - to suppress takes memory, and there may be none
@@ -107,6 +109,7 @@ def made_folder(folder: str, name: str, mode: int, final: str | None = None) -> 
             raise
 
     fd, path = _held(make, folder, name)
+    maker = os.getpid()
     try:
         yield path
     except OSError as error:
@@ -116,7 +119,10 @@ def made_folder(folder: str, name: str, mode: int, final: str | None = None) -> 
         placed = (final or os.path.join(folder, name)) + found[len(path) :]
         raise OSError(error.errno, error.strerror, placed) from error
     finally:
-        _give_up(path, fd)
+        if os.getpid() == maker:  # as above
+            _give_up(path, fd)
+        elif fd >= 0:
+            os.close(fd)
 
 
 def _held(make: Callable[[str], int], folder: str, name: str) -> tuple[int, str]:

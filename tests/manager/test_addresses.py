@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -175,3 +177,26 @@ def test_an_operation_that_fails_leaves_old_steps_or_the_new_one(sticky: bool, t
         if not hit:
             return
     raise AssertionError("operations never stopped being made")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_leaves_what_is_pending_to_its_parent(url: str) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold(done: int, total: int) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    with Manager(url) as manager:
+        manager.save(1, state(1), block=False, progress=hold)
+        manager.save(2, state(2), block=False)
+        assert begun.wait(60)
+        child = os.fork()
+        if child == 0:
+            gc.collect()
+            os._exit(0)
+        os.waitpid(child, 0)
+        go_on.set()
+        manager.wait()
+        assert manager.steps() == [1, 2]

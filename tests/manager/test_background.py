@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from pathlib import Path
@@ -140,6 +141,25 @@ def test_each_of_several_failures_is_raised_once(tmp_path: Path, monkeypatch: py
         with pytest.raises(OSError, match=message):
             manager.wait()
     manager.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_leaves_what_is_pending_to_its_parent(tmp_path: Path) -> None:
+    with Manager(tmp_path) as manager:
+        first, go_on = held_up(manager, 1)
+        second = manager.save(2, {"w": np.ones(5)}, block=False)
+        before = sorted(os.listdir(tmp_path))
+        child = os.fork()
+        if child == 0:  # as a loader's worker: what it has no use for is let go of
+            gc.collect()
+            os._exit(0)
+        os.waitpid(child, 0)
+        after = sorted(os.listdir(tmp_path))
+        go_on.set()
+        assert after == before
+        assert [first.result(60).step, second.result(60).step] == [1, 2]
+        assert manager.steps() == [1, 2]
 
 
 def test_what_can_not_be_saved_is_told_at_once(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from tensorio.errors import FormatError, TruncatedError, UnsupportedError
 from tensorio.manager._local import name_of_step, step_of_name
 from tensorio.manager._note import NOTE, PINNED, StepInfo, check_files, decode
+from tensorio.temporaries import made_folder
 
 __all__ = ["RemoteSteps"]
 
@@ -109,7 +110,7 @@ class RemoteSteps:
         """Yield an empty local folder whose files are put at the end, the note last."""
         import tempfile
 
-        with tempfile.TemporaryDirectory(prefix="tensorio-") as folder:
+        with made_folder(tempfile.gettempdir(), name_of_step(step), 0o700) as folder:
             yield folder
             self._clear(step)  # of an older save that did not come to its end, or is to be replaced
             try:
