@@ -97,7 +97,9 @@ def test_an_item_of_several_shards_is_a_folder_and_checked_as_a_file_is(tmp_path
             manager.check(1)
 
 
-@pytest.mark.parametrize("items", [{}, {"": 1}, {"../x": 1}, {".x": 1}, {"step.json": 1}, {"a": 1, "a.pt": 2}])
+@pytest.mark.parametrize(
+    "items", [{}, {"": 1}, {"../x": 1}, {".x": 1}, {"step.json": 1}, {"a": 1, "a.pt": 2}, {"\udc80": 1}]
+)
 def test_names_of_items_that_are_no_file_names_are_refused(manager: Manager, items: Any) -> None:
     with pytest.raises((ValueError, TypeError), match="items="):
         manager.save(1, items=items)
@@ -119,6 +121,14 @@ def test_a_step_is_not_overwritten_unless_asked(manager: Manager) -> None:
     manager.save(1, state(7), overwrite=True)
     assert restored(manager, 1).value["step"] == 7
     assert litter(manager) == []
+
+
+@pytest.mark.parametrize("name", ["\udc80", "loss\ud800"])
+def test_names_of_metrics_that_a_note_can_not_have_are_refused(manager: Manager, name: str) -> None:
+    """JSON has no place for half a surrogate pair: such a note could not be read again."""
+    with pytest.raises(ValueError, match="metric"):
+        manager.save(1, state(1), metrics={name: 1})
+    assert manager.steps() == []
 
 
 @pytest.mark.parametrize("step", [-1, 10**18, 1.5, "1"])

@@ -18,7 +18,7 @@ from tensorio.errors import FormatError, escaped
 from tensorio.manager._background import Background
 from tensorio.manager._draft import Draft
 from tensorio.manager._local import STEPS_MAX, LocalSteps
-from tensorio.manager._note import NOTE, PINNED, StepInfo, plain_metrics
+from tensorio.manager._note import NOTE, PINNED, StepInfo, is_text, plain_metrics
 from tensorio.manager._reader import DEFAULT_ITEM, StepReader
 from tensorio.manager._remote import RemoteSteps
 from tensorio.manager._retention import Best, Kept, Policy, superfluous
@@ -184,7 +184,8 @@ class CheckpointManager(StepReader):
             raise TypeError("expected an object, or items=, which are several; found both or neither")
         sharded = options.get("max_shard_size") is not None
         for name in items:
-            if not name or name.startswith(".") or {"/", "\\", "\0"} & set(name) or name in (PINNED, NOTE):
+            odd = name.startswith(".") or {"/", "\\", "\0"} & set(name) or not is_text(name)
+            if not name or odd or name in (PINNED, NOTE):
                 raise ValueError(f"items=: expected the name of a file, found {escaped(name)}")
         places = {name: name if sharded or "." in name else f"{name}.{self._suffix}" for name in items}
         if len(set(places.values())) != len(places):

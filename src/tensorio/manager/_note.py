@@ -39,6 +39,7 @@ __all__ = [
     "check_files",
     "decode",
     "described",
+    "is_text",
     "plain_metrics",
     "read_note",
     "write_note",
@@ -94,12 +95,19 @@ class StepInfo:
         return sum(file.nbytes for file in self.files)
 
 
+def is_text(name: str) -> bool:
+    """Tell whether JSON can have a name: it holds no half of a surrogate pair (an undecodable byte, for example)."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
 def plain_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Metric]:
     """Return metrics as plain values; numbers of NumPy and torch become floats."""
     out: dict[str, Metric] = {}
     for name, value in (metrics or {}).items():
         if not isinstance(name, str):
             raise TypeError(f"expected the name of a metric, a str, found {type(name).__name__}")
+        if not is_text(name):
+            raise ValueError(f"expected the name of a metric in Unicode, found {escaped(name)}")
         out[name] = value if type(value) in (int, float, str, bool) else float(value)
     return out
 
