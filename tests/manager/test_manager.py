@@ -183,6 +183,16 @@ def test_what_is_not_there_can_be_neither_pinned_nor_restored(manager: Manager) 
             act(5)
 
 
+def test_a_pinned_step_that_is_overwritten_stays_pinned(manager: Manager) -> None:
+    manager.save(1, state(1), pin=True)
+    manager.save(1, state(7), overwrite=True)
+    assert manager.pinned(1)
+    assert restored(manager, 1).value["step"] == 7
+    manager.unpin(1)
+    manager.save(1, state(8), overwrite=True)
+    assert not manager.pinned(1)
+
+
 def test_rolling_back_takes_newer_ones_away(manager: Manager) -> None:
     filled(manager, 1, 2, 3, 4)
     assert manager.rollback(2) == [4, 3]

@@ -36,7 +36,7 @@ class Draft:
         then: Callable[[StepInfo], None],
     ) -> None:
         self._steps, self._info = steps, info
-        self._pin, self._durable, self._then = pin, durable, then
+        self._pin, self._overwrite, self._durable, self._then = pin, overwrite, durable, then
         self._stack = ExitStack()
         self.folder = self._stack.enter_context(steps.staged(info.step, overwrite=overwrite))
 
@@ -45,7 +45,7 @@ class Draft:
         try:
             info = replace(self._info, files=described(self.folder, sha256=self._steps.sha256))
             write_note(self.folder, info, durable=self._durable)
-            if self._pin:
+            if self._pin or (self._overwrite and self._steps.pinned(info.step)):
                 write_plan(FlatPlan(b"", Payloads()), os.path.join(self.folder, PINNED), durable=self._durable)
         except BaseException as error:
             self.drop(error)

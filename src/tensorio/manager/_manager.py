@@ -134,7 +134,7 @@ class CheckpointManager(StepReader):
             background (see `tensorio.AsyncSaver`). What fails there is raised by
             the future, and by the next call of `save`, `wait` or `close`.
         overwrite : bool
-            Replace a step that is there.
+            Replace a step that is there; a pinned one stays pinned.
         pin : bool
             Pin the step.
         **options
