@@ -193,6 +193,18 @@ def test_a_pinned_step_that_is_overwritten_stays_pinned(manager: Manager) -> Non
     assert not manager.pinned(1)
 
 
+def test_deltas_are_refused(tmp_path: Path) -> None:
+    """Each is to be in the folder of its base, and each step has its own, which may be removed without the others."""
+    with Manager(tmp_path, format="safetensors") as manager:
+        manager.save(1, {"w": np.ones(3)})
+        for block in (True, False):
+            with pytest.raises(tensorio.errors.UnsupportedError, match="base= is for files of one folder"):
+                manager.save(2, {"w": np.ones(3)}, base=manager.path(1) + "/checkpoint.safetensors", block=block)
+        assert manager.steps() == [1]
+    with pytest.raises(tensorio.errors.UnsupportedError, match="base="):
+        Manager(tmp_path, base="x.safetensors").save(1, {"w": np.ones(3)})
+
+
 def test_rolling_back_takes_newer_ones_away(manager: Manager) -> None:
     filled(manager, 1, 2, 3, 4)
     assert manager.rollback(2) == [4, 3]

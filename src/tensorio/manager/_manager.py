@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import Any, Literal, overload
 
 from tensorio import _api_save
-from tensorio.errors import FormatError, escaped
+from tensorio.errors import FormatError, UnsupportedError, escaped
 from tensorio.manager._background import Background
 from tensorio.manager._draft import Draft
 from tensorio.manager._local import STEPS_MAX, LocalSteps
@@ -154,9 +154,15 @@ class CheckpointManager(StepReader):
             With ``finite=True``; nothing was written.
         OSError
             From the system; the step is not there, and older ones are as they were.
+        UnsupportedError
+            With ``base=``: a delta is beside its base, and each step has a folder of its own.
         See `tensorio.save`.
         """
         options = {**self._options, **options}
+        if options.get("base") is not None:
+            raise UnsupportedError(
+                "base= is for files of one folder, and each step has its own; leave it out, or use tensorio.save"
+            )
         values, places = self._files(obj, items, options)
         info = StepInfo(_checked(step), time.time(), metrics=plain_metrics(metrics), items=places)
         if block:
