@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -293,6 +294,21 @@ def test_if_none_is_whole_it_is_an_error_and_no_fresh_start(manager: Manager) ->
         pytest.raises(tensorio.FormatError, match="none of 2 checkpoints is whole"),
     ):
         manager.restore()
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOMEM, errno.EACCES, errno.ESTALE])
+def test_an_error_that_says_nothing_of_the_step_is_no_damage(manager: Manager, code: int) -> None:
+    """An older step would be restored, and the newer ones, whole as they are, be rolled back."""
+    filled(manager, 1, 2)
+
+    def load(path: str) -> Any:
+        if path.startswith(manager.path(2)):
+            raise OSError(code, os.strerror(code), path)
+        return tensorio.load(path)
+
+    with pytest.raises(OSError, match="step-00000002") as raised:
+        manager.restore(load=load)
+    assert raised.value.errno == code
 
 
 def test_sizes_alone_do_not_show_a_changed_byte(manager: Manager) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,10 @@ __all__ = ["Restored", "Skipped", "ValidStep", "newest"]
 
 Found = TypeVar("Found")
 _SHOWN = 3  # reasons in an error
+# What says nothing of a step: this process, this system or a server has no more of something, or does not let it read.
+_ELSEWHERE = {
+    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ETIMEDOUT,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -102,14 +107,20 @@ def newest(store: LocalSteps | RemoteSteps, attempt: Callable[[int], Found]) -> 
     ------
     FormatError
         There are steps, and none is whole.
+    OSError
+        From the system, where it says nothing of the step: no more descriptors or
+        memory, no permission, a server that does not answer. A step that may be
+        whole is not passed over.
     """
     skipped: list[Skipped] = []
     for step in reversed(store.numbers()):
         try:
             return Search(step, attempt(step), skipped)
         except (FormatError, NonFiniteError, OSError) as error:
-            if isinstance(error, FileNotFoundError) and step not in store.numbers():
+            if isinstance(error, OSError) and step not in store.numbers():
                 continue  # its writer has removed it since
+            if isinstance(error, OSError) and error.errno in _ELSEWHERE:
+                raise
             skipped.append(Skipped(step, error))
             warnings.warn(f"checkpoint passed over: step {step}: {error}", UserWarning, stacklevel=4)
     if not skipped:
