@@ -86,6 +86,18 @@ def test_a_save_from_a_daemon_thread(tmp_path: Path) -> None:
     assert_written(tmp_path / "x.pt")
 
 
+def test_a_step_of_a_manager_that_nobody_closed(tmp_path: Path) -> None:
+    """The end waits for it, when no pool of threads takes work any more; nor does what is left to the end complain."""
+    said = run(
+        "import builtins; builtins.kept = manager = tensorio.CheckpointManager(path)\n"
+        "manager.save(1, items={'a': obj, 'b.safetensors': obj}, block=False, progress=slowly)",
+        tmp_path / "run",
+    )
+    assert said == ""
+    assert sorted(p.name for p in tmp_path.glob("run/*")) == [".lock", "step-00000001"]
+    tensorio.CheckpointManager(tmp_path / "run").check(1)
+
+
 def test_a_failure_that_nobody_looked_at_is_printed(tmp_path: Path) -> None:
     said = run("tensorio.save_async(obj, path)", tmp_path / "missing" / "x.pt")
     assert "missing/x.pt failed, and nobody looked at its future" in said

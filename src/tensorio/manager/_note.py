@@ -17,7 +17,6 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +28,7 @@ from tensorio.formats._strict_json import parse
 from tensorio.opening import open_storage
 from tensorio.output import write_plan
 from tensorio.plan import FlatPlan, Payloads
+from tensorio.reading import in_threads, readers
 from tensorio.storage import Storage
 
 __all__ = [
@@ -212,12 +212,7 @@ def read_note(folder: str) -> StepInfo:
 def described(folder: str, *, sha256: bool = False) -> tuple[StepFile, ...]:
     """Return all files below a folder, with their checksums, by name."""
     names = sorted(_files_below(folder))
-    found = []
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for name in names:
-            nbytes, crc, digest = _sums(os.path.join(folder, name), sha256, pool)
-            found.append(StepFile(name, nbytes, crc, digest))
-    return tuple(found)
+    return tuple(StepFile(name, *_sums(os.path.join(folder, name), sha256)) for name in names)
 
 
 def _files_below(folder: str) -> Iterator[str]:
@@ -243,29 +238,38 @@ def check_files(folder: str, info: StepInfo, *, deep: bool) -> None:
             raise TruncatedError(f"expected {file.nbytes} bytes, found {nbytes}", path=path)
     if not deep:
         return
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for file in info.files:
-            path = os.path.join(folder, file.name)
-            _, crc, digest = _sums(path, file.sha256 is not None, pool)
-            if crc != file.crc32:
-                raise ChecksumError(
-                    f"CRC-32 of the file: expected {file.crc32:08x}, found {crc:08x}",
-                    expected=file.crc32, actual=crc, path=path,
-                )  # fmt: skip
-            if digest != file.sha256:
-                raise ChecksumError(f"SHA-256 of the file: expected {file.sha256}, found {digest}", path=path)
+    for file in info.files:
+        path = os.path.join(folder, file.name)
+        _, crc, digest = _sums(path, file.sha256 is not None)
+        if crc != file.crc32:
+            raise ChecksumError(
+                f"CRC-32 of the file: expected {file.crc32:08x}, found {crc:08x}",
+                expected=file.crc32, actual=crc, path=path,
+            )  # fmt: skip
+        if digest != file.sha256:
+            raise ChecksumError(f"SHA-256 of the file: expected {file.sha256}, found {digest}", path=path)
 
 
-def _sums(path: str, sha256: bool, pool: ThreadPoolExecutor) -> tuple[int, int, str | None]:
+def _sums(path: str, sha256: bool) -> tuple[int, int, str | None]:
     """Size and checksums of a file, with all cores."""
     storage, _, _ = open_storage(path, local=True)
     with closing(storage):
-        digest = pool.submit(_sha256, storage) if sha256 else None
-        parts = [(at, min(PART, storage.nbytes - at)) for at in range(0, storage.nbytes, PART)]
+        starts = range(0, storage.nbytes, PART)
+        crcs: dict[int, int] = {}
+        digests: list[str] = []
+
+        def take(start: int) -> None:
+            if start < 0:
+                digests.append(_sha256(storage))
+            else:
+                crcs[start] = _crc32(storage, start, min(PART, storage.nbytes - start))
+
+        # Not by a pool, which takes no work any more when the end of the program waits for its last step.
+        in_threads(take, [*([-1] if sha256 else []), *starts], readers())
         crc = 0
-        for (_, nbytes), part in zip(parts, pool.map(lambda part: _crc32(storage, *part), parts), strict=True):
-            crc = _core.crc32_combine(crc, part, nbytes)
-        return storage.nbytes, crc, None if digest is None else digest.result()
+        for start in starts:
+            crc = _core.crc32_combine(crc, crcs[start], min(PART, storage.nbytes - start))
+        return storage.nbytes, crc, digests[0] if sha256 else None
 
 
 def _crc32(storage: Storage, offset: int, nbytes: int) -> int:
