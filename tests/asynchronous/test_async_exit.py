@@ -98,6 +98,13 @@ def test_a_step_of_a_manager_that_nobody_closed(tmp_path: Path) -> None:
     tensorio.CheckpointManager(tmp_path / "run").check(1)
 
 
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux (memfd_create)")
+@pytest.mark.parametrize("used", ["", "saver.save(obj, path).result()", "saver.save(obj, path); saver.close()"])
+def test_a_saver_that_is_there_to_the_very_end_says_nothing(tmp_path: Path, used: str) -> None:
+    begin = "import builtins; builtins.kept = saver = tensorio.AsyncSaver(processes=True)\n"
+    assert run(begin + used, tmp_path / "x.pt") == ""
+
+
 def test_a_failure_that_nobody_looked_at_is_printed(tmp_path: Path) -> None:
     said = run("tensorio.save_async(obj, path)", tmp_path / "missing" / "x.pt")
     assert "missing/x.pt failed, and nobody looked at its future" in said

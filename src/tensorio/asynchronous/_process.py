@@ -147,13 +147,14 @@ class Writer:
 
     def _end(self) -> str:
         """Let the process end; how it did."""
-        import subprocess
-
         link, process, self._link, self._process = self._link, self._process, None, None
         if link is not None:
             link.close()
         if process is None:
-            return "it was not started"
+            return "it was not started"  # at the very end of a program, when nothing can be imported, it never was
+
+        import subprocess
+
         try:
             status = process.wait(SECONDS)
         except subprocess.TimeoutExpired:
