@@ -143,6 +143,17 @@ def test_each_of_several_failures_is_raised_once(tmp_path: Path, monkeypatch: py
     manager.close()
 
 
+def test_what_went_wrong_in_the_block_is_raised_and_not_what_did_in_the_background(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), Manager(tmp_path) as manager:
+        future, go_on = held_up(manager, 1, OSError(5, "Input/output error (injected)"))
+        go_on.set()
+        raise KeyboardInterrupt
+    with pytest.raises(OSError, match="injected"):  # it is not forgotten
+        future.result(60)
+    with Manager(tmp_path) as other:
+        other.save(1, {"w": np.ones(5)})
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_leaves_what_is_pending_to_its_parent(tmp_path: Path) -> None:

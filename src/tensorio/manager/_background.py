@@ -69,12 +69,13 @@ class Background:
                 if future.unseen:
                     future.result()
 
-    def close(self) -> None:
-        """Wait, and let go of the saver's memory."""
+    def close(self, *, tell: bool = True) -> None:
+        """Wait, and let go of the saver's memory; raise what failed unseen, or leave it to be printed at the end."""
         if self._saver is not None:
             saver, self._saver = self._saver, None
             saver.close()
-        self.raise_unseen()
+        if tell:
+            self.raise_unseen()
 
 
 class _Pending:

@@ -318,17 +318,20 @@ class CheckpointManager(StepReader):
 
     def close(self) -> None:
         """Wait for saves in the background, and let go of the lock; raise what failed, unless its future was asked."""
+        self._close(tell=True)
+
+    def _close(self, *, tell: bool) -> None:
         self._closed = True
         try:
-            self._background.close()
+            self._background.close(tell=tell)
         finally:
             self._steps.close()
 
     def __enter__(self) -> CheckpointManager:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self._close(tell=kind is None)  # what went wrong in the block is what is raised
 
     def __repr__(self) -> str:
         return f"<CheckpointManager {self.folder!r}>"
