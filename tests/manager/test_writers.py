@@ -130,6 +130,17 @@ def test_the_lock_goes_though_a_child_has_its_descriptor(tmp_path: Path) -> None
         os.close(copy)
 
 
+def test_a_folder_that_was_removed_and_made_again_is_locked_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with Manager(folder) as first:
+        first.save(1, state(1))
+        shutil.rmtree(folder)
+        first.save(2, state(2))
+        with pytest.raises(tensorio.LockedError):
+            Manager(folder).save(3, state(3))
+        assert first.steps() == [2]
+
+
 def _is_on(fd: int, file: os.stat_result) -> bool:
     try:
         return os.path.samestat(os.fstat(fd), file)

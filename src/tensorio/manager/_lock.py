@@ -35,7 +35,10 @@ class WriterLock:
             The filesystem has no locks.
         """
         if self._fd >= 0:
-            return
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(self.path), os.fstat(self._fd)):
+                    return
+            self.release()  # of a folder that was removed; another may lock the one that is there now
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
         try:
             _lock(fd, self.path)
