@@ -86,6 +86,16 @@ def test_a_save_from_a_daemon_thread(tmp_path: Path) -> None:
     assert_written(tmp_path / "x.pt")
 
 
+def test_a_handler_of_the_end_saves_finite_numbers(tmp_path: Path) -> None:
+    """Large enough for several threads, of which no pool takes work any more."""
+    run(
+        "import atexit; obj['y'] = np.zeros(3 << 20, np.float32)\n"
+        "atexit.register(lambda: tensorio.save(obj, path, check_finite=True, durable=False))",
+        tmp_path / "x.pt",
+    )
+    assert_written(tmp_path / "x.pt")
+
+
 def test_a_step_of_a_manager_that_nobody_closed(tmp_path: Path) -> None:
     """The end waits for it, when no pool of threads takes work any more; nor does what is left to the end complain."""
     said = run(

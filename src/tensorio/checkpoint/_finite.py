@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 from tensorio import _core
 from tensorio.arraylike import as_numpy, is_tensor
 from tensorio.checkpoint._checkpoint import Checkpoint, open_checkpoint
 from tensorio.errors import NonFiniteError, escaped
+from tensorio.reading import in_threads, readers
 from tensorio.tree import leaves, name_of
 
 __all__ = ["NonFinite", "check_finite", "require_finite"]
@@ -201,9 +202,14 @@ def _searched(runs: list[_Run]) -> Iterator[tuple[_Run, int]]:
     if sum(run.numel * run.kind.width for run in runs) < THREADS_FROM:
         yield from search(runs)
         return
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for searched in pool.map(search, _tasks(runs)):
-            yield from searched
+    tasks = list(_tasks(runs))
+    searched: list[list[tuple[_Run, int]]] = [[] for _ in tasks]
+
+    def look(number: int) -> None:
+        searched[number] = search(tasks[number])
+
+    in_threads(look, range(len(tasks)), readers())  # not by a pool, which takes no work at the end of a program
+    yield from chain.from_iterable(searched)
 
 
 def _tasks(runs: list[_Run]) -> Iterator[list[_Run]]:
