@@ -96,6 +96,18 @@ def test_a_handler_of_the_end_saves_finite_numbers(tmp_path: Path) -> None:
     assert_written(tmp_path / "x.pt")
 
 
+def test_a_handler_of_the_end_saves_a_delta(tmp_path: Path) -> None:
+    base = tmp_path / "base.safetensors"
+    tensorio.save({"x": np.arange(1000), "y": np.zeros(3)}, base)
+    run(
+        "import atexit; obj['y'] = np.ones(3); base = os.path.join(os.path.dirname(path), 'base.safetensors')\n"
+        "atexit.register(lambda: tensorio.save(obj, path, base=base))",
+        tmp_path / "x.safetensors",
+    )
+    assert np.array_equal(tensorio.load(tmp_path / "x.safetensors")["y"], np.ones(3))
+    assert tensorio.delta_chain(tmp_path / "x.safetensors")[-1] == str(base)
+
+
 def test_a_step_of_a_manager_that_nobody_closed(tmp_path: Path) -> None:
     """The end waits for it, when no pool of threads takes work any more; nor does what is left to the end complain."""
     said = run(

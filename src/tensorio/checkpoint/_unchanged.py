@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +19,7 @@ from tensorio.checkpoint._delta import CHAIN_MAX, Note, fingerprint
 from tensorio.errors import FormatError, UnsupportedError, escaped
 from tensorio.formats._base import DELTA_KEY, OpenOptions, SaveOptions
 from tensorio.formats._items import Items, items_of
+from tensorio.reading import in_threads, readers
 from tensorio.storage import FileStorage, Identity
 
 if TYPE_CHECKING:
@@ -145,16 +145,19 @@ def _unchanged(items: Items, before: Checkpoint) -> dict[str, int]:
     changed: set[int] = set()
     sums: dict[int, int] = {}
 
-    def compare(part: _Part) -> int | None:
-        crc = None if part.item in changed else _same(items, part)
-        if crc is None:
-            changed.add(part.item)
-        return crc
+    crcs: list[int | None] = [None] * len(parts)
 
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for part, crc in zip(parts, pool.map(compare, parts), strict=True):
-            if crc is not None:
-                sums[part.item] = _core.crc32_combine(sums.get(part.item, 0), crc, len(part.theirs))
+    def compare(number: int) -> None:
+        part = parts[number]
+        if part.item not in changed:
+            crcs[number] = _same(items, part)
+        if crcs[number] is None:
+            changed.add(part.item)
+
+    in_threads(compare, range(len(parts)), readers())  # not by a pool, which takes no work at the end of a program
+    for part, crc in zip(parts, crcs, strict=True):
+        if crc is not None:
+            sums[part.item] = _core.crc32_combine(sums.get(part.item, 0), crc, len(part.theirs))
     return {items.names[i]: crc for i, crc in sums.items() if i not in changed}
 
 
