@@ -16,6 +16,7 @@ import safetensors.numpy
 
 import tensorio
 from tensorio import ChecksumError, FormatError, HeaderError, LimitError, TruncatedError, UnsupportedError
+from tensorio.checkpoint._saving import SaveRequest, prepare
 
 KEY = "tensorio.delta"
 
@@ -96,6 +97,43 @@ def test_convert_makes_one_whole_file(chain: list[Path], target: str, tmp_path: 
 def test_base_may_be_a_path_or_a_checkpoint(wrap: Any, chain: list[Path], tmp_path: Path) -> None:
     tensorio.save(step(5), tmp_path / "x.safetensors", base=wrap(chain[3]))
     assert_same(tensorio.load(tmp_path / "x.safetensors"), step(5))
+
+
+def test_base_that_is_open_is_found_whatever_the_current_folder(
+    chain: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with tensorio.open(chain[0].name) as base:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        tensorio.save(step(1), tmp_path / "x.safetensors", base=base)
+    assert_same(tensorio.load(tmp_path / "x.safetensors"), step(1))
+
+
+def test_current_folder_may_change_while_a_delta_is_written(
+    chain: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    target = tmp_path / "x.safetensors"
+    job = prepare(step(1), target, SaveRequest(base=chain[0].name))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    job.write()
+    assert_same(tensorio.load(target), step(1))
+
+
+@pytest.mark.parametrize("named", ["folder", "index"])
+def test_folder_or_index_is_no_base(named: str, tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    tensorio.save(step(0), tmp_path / "m" / "model.safetensors")
+    index = tmp_path / "m" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(step(0), "model.safetensors")}))
+    base, target = (
+        (index, index.parent / "x.safetensors") if named == "index" else (index.parent, tmp_path / "x.safetensors")
+    )
+    with pytest.raises(UnsupportedError, match=r"base= is one \.safetensors file"):
+        tensorio.save(step(1), target, base=base)
+    assert not target.exists()
 
 
 def test_torch_tensors_and_odd_layouts_are_compared_by_value(chain: list[Path], tmp_path: Path) -> None:
@@ -197,7 +235,12 @@ def test_what_no_delta_can_be_is_refused(chain: list[Path], tmp_path: Path) -> N
     cases: list[tuple[Any, Any, type[Exception], str]] = [
         (tmp_path / "x.pt", chain[0], UnsupportedError, "torch_zip can't refer to another"),
         (tmp_path / "sub" / "x.safetensors", chain[0], UnsupportedError, "in the folder of its base"),
-        (tmp_path / "sub" / "x.safetensors", tmp_path / "sub" / "base.pt", UnsupportedError, "is a .safetensors file"),
+        (
+            tmp_path / "sub" / "x.safetensors",
+            tmp_path / "sub" / "base.pt",
+            UnsupportedError,
+            "is one .safetensors file",
+        ),
         (chain[1], chain[3], ValueError, "is one that base= needs"),
         (chain[0], chain[0], ValueError, "is one that base= needs"),
         (tmp_path / "x.safetensors", tmp_path / "none.safetensors", FileNotFoundError, "none.safetensors"),
@@ -264,6 +307,8 @@ def test_base_outside_the_folder_is_never_opened(name: Any, chain: list[Path]) -
         ({"unchanged": ["scalar"]}, HeaderError, "hexadecimal"),
         ({"unchanged": None}, HeaderError, "expected version, base"),
         ({"version": 2}, UnsupportedError, "version 2 is not known"),
+        ({"version": 0}, UnsupportedError, "version 0 is not known"),
+        ({"version": "1"}, HeaderError, "expected version, base"),
         ({"more": 1}, HeaderError, "expected version, base"),
     ],
 )

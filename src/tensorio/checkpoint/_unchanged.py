@@ -16,7 +16,8 @@ import numpy as np
 from tensorio import _core, formats
 from tensorio.checkpoint._checkpoint import Checkpoint, open_checkpoint
 from tensorio.checkpoint._delta import CHAIN_MAX, Note, fingerprint
-from tensorio.errors import FormatError, UnsupportedError, escaped
+from tensorio.checkpoint._several import place_of_several
+from tensorio.errors import DecryptionError, FormatError, UnsupportedError, escaped
 from tensorio.formats._base import DELTA_KEY, OpenOptions, SaveOptions
 from tensorio.formats._items import Items, items_of
 from tensorio.reading import in_threads, readers
@@ -65,11 +66,11 @@ def plan_delta(obj: Any, base: Any, target: Format, options: SaveOptions) -> tup
         )
     if DELTA_KEY in (options.metadata or {}):
         raise ValueError(f"metadata= may not have the key {DELTA_KEY}, which base= writes")
-    path = base.path if isinstance(base, Checkpoint) else os.fsdecode(os.fspath(base))
+    path = base._place if isinstance(base, Checkpoint) else os.fsdecode(os.fspath(base))
     if path is None:
         raise ValueError("base= is to be a path, or a checkpoint that was opened by one")
     items = items_of(obj)
-    with open_checkpoint(path) as before:
+    with _opened(path) as before:
         _require_fit(before, path, options.name)
         sums = _unchanged(items, before)
         rest = [i for i, name in enumerate(items.names) if name not in sums]
@@ -87,10 +88,27 @@ def plan_delta(obj: Any, base: Any, target: Format, options: SaveOptions) -> tup
         return plan, partial(_require_still_there, _identities(before)), nbytes
 
 
+def _opened(path: str) -> Checkpoint:
+    """Open the base: the file that is to be named in the delta, and no folder or index that leads to one."""
+    if place_of_several(path) is not None:
+        raise _no_base(path)
+    try:
+        return open_checkpoint(path, unknown="opaque")
+    except DecryptionError:
+        raise _no_base(path) from None
+
+
+def _no_base(path: str) -> UnsupportedError:
+    return UnsupportedError(
+        "base= is one .safetensors file, of which nothing is encrypted; save the first checkpoint as one", path=path
+    )
+
+
 def _identities(before: Checkpoint) -> dict[str, Identity]:
     """What each file of the chain is."""
+    files = map(os.path.abspath, before.files)  # they are looked at later, wherever the current folder is then
     storages = before._opened.storages
-    return {file: s.identity for file, s in zip(before.files, storages, strict=True) if isinstance(s, FileStorage)}
+    return {file: s.identity for file, s in zip(files, storages, strict=True) if isinstance(s, FileStorage)}
 
 
 def _require_still_there(files: dict[str, Identity]) -> None:
@@ -103,7 +121,7 @@ def _require_still_there(files: dict[str, Identity]) -> None:
 def _require_fit(before: Checkpoint, path: str, name: str | None) -> None:
     """Refuse what could not be opened again as a delta of its base."""
     if before.format != "safetensors" or len(before._opened.storages) != 1 + len(before._opened.bases):
-        raise UnsupportedError("base= is a .safetensors file; save the first checkpoint as one", path=path)
+        raise _no_base(path)
     if name is None:
         raise UnsupportedError("a delta is found with its base by its path: base= needs a path to save to")
     if os.path.realpath(os.path.dirname(name) or ".") != os.path.realpath(os.path.dirname(path) or "."):
