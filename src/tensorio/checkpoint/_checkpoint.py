@@ -360,7 +360,7 @@ def checkpoint_of(storage: Storage, path: str | None, name: str, arguments: dict
             storage, choices = unlocked(storage, choices)
             opened = formats.of_storage(storage, format, name).open(storage, choices)
             if is_delta(opened):
-                opened = with_bases(opened, path, mmap, choices)
+                opened = with_bases(opened, path, mmap, OpenOptions(**options))
                 storages = opened.storages
             settle(storage, mmap, progress, whole=False)
             storage.check_unchanged()
@@ -381,7 +381,7 @@ def load_file(
     """Load a whole file the short way: no table, arrays at once."""
     check_choice(mmap)
     storage, path, name = open_storage(source, writable=options.writable)
-    stored = storage
+    stored, given = storage, options
     try:
         with error_context(path=name):
             storage, options = unlocked(storage, options)
@@ -397,8 +397,8 @@ def load_file(
         leave_behind(source, stored)
         return tree
     except IncompleteError:
-        arguments = {"format": format, "mmap": mmap, **options_of(options)}
-        with checkpoint_of(storage, path, name, arguments, progress=progress) as checkpoint:
+        arguments = {"format": format, "mmap": mmap, **options_of(given)}
+        with checkpoint_of(stored, path, name, arguments, progress=progress) as checkpoint:
             return checkpoint.tree()
     finally:
         storage.close()  # the arrays keep what they need

@@ -25,8 +25,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tensorio import formats
 from tensorio.checkpoint._loading import settle
 from tensorio.checkpoint._manifest import is_plain_name
+from tensorio.encryption._header import is_encrypted
+from tensorio.encryption._opening import head_of, refuse_without_key, unlocked
 from tensorio.errors import (
     ChecksumError,
+    DecryptionError,
     FormatError,
     HeaderError,
     LimitError,
@@ -93,9 +96,10 @@ def _note_of(metadata: Mapping[str, str]) -> Note:
         A later version's.
     """
     note = parse(metadata[DELTA_KEY].encode())
-    if isinstance(note, dict) and type(note.get("version")) is int and note["version"] > 1:
-        raise UnsupportedError(f"{DELTA_KEY}: version {note['version']} is not known here, only 1 is")
-    if not isinstance(note, dict) or set(note) != {"version", "base", "fingerprint", "unchanged"}:
+    if isinstance(note, dict) and type(version := note.get("version")) is int and version != 1:
+        raise UnsupportedError(f"{DELTA_KEY}: version {str(version)[:20]} is not known here, only 1 is")
+    fields = {"version", "base", "fingerprint", "unchanged"}
+    if not isinstance(note, dict) or set(note) != fields or type(note["version"]) is not int:
         raise HeaderError(f"{DELTA_KEY}: expected version, base, fingerprint and unchanged")
     base, mark, sums = note["base"], note["fingerprint"], note["unchanged"]
     if not is_plain_name(base):
@@ -123,14 +127,17 @@ def fingerprint(storage: Storage, table: Table) -> str:
     table : Table
         Of what is in it.
     """
-    view = storage.view()
+
+    def part(offset: int, nbytes: int) -> memoryview:
+        return storage.view_for(offset, nbytes)[offset : offset + nbytes]
+
     digest = hashlib.sha256(storage.nbytes.to_bytes(8, "little"))
-    digest.update(view[: 8 + int.from_bytes(view[:8], "little")])
+    digest.update(part(0, 8 + int.from_bytes(part(0, 8), "little")))
     extents = [extent for row in range(len(table)) if (extent := table.extent_of(row))[1]]
     for i in range(min(len(extents), SAMPLED)):
         offset, nbytes = extents[i * len(extents) // min(len(extents), SAMPLED)]
         for at in (0, max(nbytes - WINDOW, 0) // 2, max(nbytes - WINDOW, 0)):
-            digest.update(view[offset + at : offset + min(at + WINDOW, nbytes)])
+            digest.update(part(offset + at, min(WINDOW, nbytes - at)))
     return digest.hexdigest()
 
 
@@ -154,7 +161,7 @@ def with_bases(opened: Opened, path: str | None, mmap: bool | str, options: Open
         Its storage is the caller's to close if this fails; those of the bases are closed.
     path : str or None
     mmap, options
-        How the bases are to be read.
+        How the bases are to be read: with a key, all of them are encrypted.
 
     Raises
     ------
@@ -164,9 +171,12 @@ def with_bases(opened: Opened, path: str | None, mmap: bool | str, options: Open
         A base is not the file that it was when the delta was saved.
     FormatError
         A note is wrong, or the chain is longer than `CHAIN_MAX`.
+    DecryptionError
+        A base is encrypted, and there is no key or not the right one; or it is not, although there is a key.
     UnsupportedError
-        There is no path to find the base by.
+        There is no path to find the base by; or single tensors of a file are encrypted.
     """
+    _require_whole(opened)
     note = _note_of(opened.metadata or {})
     if path is None:
         raise UnsupportedError(
@@ -199,20 +209,44 @@ def _base_of(path: str, note: Note, mmap: bool | str, options: OpenOptions) -> _
         ) from None
     try:
         with error_context(path=beside):
-            base = formats.get("safetensors").open(storage, options)
+            storage, base = _opened_base(storage, note, options)
             inner = _note_of(base.metadata or {}) if is_delta(base) else None
             _require_same(path, note, fingerprint(storage, base.table))
             settle(storage, mmap, None, whole=False)
             storage.check_unchanged()
     except FormatError as error:
         storage.close()
-        if not isinstance(error, ChecksumError):
+        if not isinstance(error, ChecksumError | DecryptionError):
             _require_same(path, note, "")
         raise
     except BaseException:
         storage.close()
         raise
     return _Link(beside, base, inner)
+
+
+def _opened_base(storage: Storage, note: Note, options: OpenOptions) -> tuple[Storage, Opened]:
+    """Open a base, and decrypt it if the delta was encrypted; its fingerprint does not prove every byte of it."""
+    if options.key is None:
+        refuse_without_key(storage)
+    elif not is_encrypted(head_of(storage)):
+        raise DecryptionError(
+            f"its delta is encrypted, but {escaped(note.base)} is not: it may have been replaced; encrypt it with the "
+            "same key, under the same name"
+        )
+    storage, options = unlocked(storage, options)
+    base = formats.get("safetensors").open(storage, options)
+    _require_whole(base)
+    return storage, base
+
+
+def _require_whole(opened: Opened) -> None:
+    """Refuse files of a chain whose tensors are not all in the bytes of the file."""
+    if len(opened.storages) != 1:
+        raise UnsupportedError(
+            "single tensors of a delta, or of its base, can't be encrypted: convert it to a whole file first, or "
+            "encrypt all of each file"
+        )
 
 
 def _beside(path: str, name: str) -> str:
@@ -289,4 +323,4 @@ def close_all(storages: list[Storage]) -> None:
 
 def options_of(options: OpenOptions) -> dict[str, Any]:
     """The arguments of `open_checkpoint` that options were made of."""
-    return {key: getattr(options, key) for key in ("unknown", "encoding", "allow", "strict", "writable")}
+    return {key: getattr(options, key) for key in ("unknown", "encoding", "allow", "strict", "writable", "key")}

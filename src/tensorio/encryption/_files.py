@@ -16,7 +16,7 @@ from tensorio.encryption._tensors import decrypted_tensors, encrypted_tensors
 from tensorio.errors import DecryptionError, FormatError, TensorMismatchError, UnsupportedError, error_context, escaped
 from tensorio.folders import staged_folder
 from tensorio.formats import get, names, safetensors
-from tensorio.formats._base import Opened, OpenOptions
+from tensorio.formats._base import DELTA_KEY, Opened, OpenOptions
 from tensorio.opening import open_storage
 from tensorio.output import write_plan
 from tensorio.plan import CheckedPlan, Plan
@@ -58,6 +58,8 @@ class Encryption:
         if not safetensors.recognises(head_of(storage, 4096), storage):
             raise UnsupportedError("expected a safetensors file: of others, no single tensors can be encrypted")
         opened = safetensors.open(storage, OpenOptions(key=self.old_key if _marked(storage) else None))
+        if DELTA_KEY in (opened.metadata or {}):
+            raise UnsupportedError("single tensors of a delta can't be encrypted: convert it to a whole file first")
         chosen = self._chosen(opened.table.names)
         if not chosen:
             return None

@@ -91,12 +91,13 @@ def load(storage: Storage, options: OpenOptions) -> object:
     if options.strict:
         open(storage, options)
     names, rows, dims, pairs, _ = _core.st_read(_header_view(storage), _CODES)
-    if options.key is not None or has_encrypted(_metadata(pairs)):
+    metadata = _metadata(pairs)
+    if DELTA_KEY in (metadata or {}):
+        raise IncompleteError
+    if options.key is not None or has_encrypted(metadata):
         from tensorio.encryption._tensors import loaded_tensors
 
         return loaded_tensors(open(storage, options))
-    if DELTA_KEY in (_metadata(pairs) or {}):
-        raise IncompleteError
     arrays = _views(rows, dims, storage)
     tensors = dict(zip(names, arrays, strict=True))
     if len(tensors) != len(names):
