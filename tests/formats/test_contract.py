@@ -296,3 +296,29 @@ def test_unknown_format_name_is_refused(path: Path) -> None:
 def test_unknown_must_be_one_of_two_words(path: Path, unknown: Any) -> None:
     with pytest.raises(ValueError, match="unknown="):
         tensorio.load(path, unknown=unknown)
+
+
+WRITERS = {
+    "save": lambda path, dst, name: tensorio.save({"a": np.ones(1)}, dst, format=name),
+    "save in files": lambda path, dst, name: tensorio.save({"a": np.ones(1)}, dst, format=name, max_shard_size=9),
+    "convert": lambda path, dst, name: tensorio.convert(path, dst, format=name),
+    "convert to files": lambda path, dst, name: tensorio.convert(path, dst, format=name, max_shard_size=9),
+    "merge": lambda path, dst, name: tensorio.merge(path, dst=dst, format=name),
+    "strip": lambda path, dst, name: tensorio.strip(path, dst, format=name),
+    "recover": lambda path, dst, name: tensorio.recover(path, dst, format=name),
+    "shard": lambda path, dst, name: tensorio.shard(path, dst, tp=1, rules=[("**", "replicate")], format=name),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("name", [*(name for name in formats.names() if name not in formats.WRITTEN), "gguf"])
+def test_what_is_only_read_is_refused_in_words(writer: str, name: str, tmp_path: Path) -> None:
+    source = tmp_path / "m.safetensors"
+    tensorio.save({"a": np.ones(1)}, source)
+    with pytest.raises(tensorio.UnsupportedError, match=r"\.pt|save each|can be written: safetensors, torch_zip"):
+        WRITERS[writer](source, tmp_path / "x.pt", name)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_formats_that_can_be_written_are_those_with_a_suffix() -> None:
+    assert sorted(formats.WRITTEN) == sorted(name for name in formats.names() if formats.get(name).SUFFIXES)

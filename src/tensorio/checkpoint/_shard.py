@@ -139,14 +139,12 @@ def shard_checkpoint(
 def _naming(name: str | None, format: str | None) -> tuple[str, Format]:
     """The pattern of the files' names, and their format."""
     if name is None:
-        target = formats.get(format or "safetensors")
+        target = formats.for_target(NAME, format or "safetensors")
         pattern = NAME + "".join(target.SUFFIXES[:1])
     else:
         pattern = name
         _require_pattern(name)
         target = formats.for_target(name, format)
-    if not hasattr(target, "plan_tree") and not hasattr(target, "plan_items"):
-        raise UnsupportedError(f"rank files of the format {target.NAME} can't be written; use safetensors or torch_zip")
     return pattern, target
 
 

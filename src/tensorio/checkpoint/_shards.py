@@ -78,11 +78,9 @@ def shard_target(path: Any, format: str | None) -> ShardTarget:
     if not os.path.isdir(name) and suffix:
         with contextlib.suppress(ValueError):
             by_suffix = formats.for_target(name)
-            chosen = formats.get(format) if format is not None else by_suffix
+            chosen = formats.for_target(name, format) if format is not None else by_suffix
             return ShardTarget(os.path.dirname(name) or os.curdir, stem, suffix, chosen, False)
-    chosen = formats.get(format or "safetensors")
-    if chosen.NAME not in _DEFAULTS:
-        raise UnsupportedError(f"a folder of files of the format {chosen.NAME} has no layout; name a file in it")
+    chosen = formats.for_target(name, format or "safetensors")
     return ShardTarget(name, *_DEFAULTS[chosen.NAME], chosen, True)
 
 

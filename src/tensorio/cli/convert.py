@@ -14,7 +14,7 @@ import click
 from tensorio.cli._key import key_option
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
 from tensorio.errors import TensorIOError, UnsafePickleError
-from tensorio.formats import names
+from tensorio.formats import WRITTEN
 
 __all__ = ["command"]
 
@@ -26,7 +26,7 @@ SPEED_NBYTES = 16 << 20  # below that, a speed is noise
 @click.command("convert", short_help="Write a file again in another format.")
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("target", metavar="DST", type=click.Path())
-@click.option("--format", "format_", type=click.Choice(names()), help="Of DST; by its suffix if not given.")
+@click.option("--format", "format_", type=click.Choice(WRITTEN), help="Of DST; by its suffix if not given.")
 @click.option("--unknown", type=click.Choice(("error", "opaque")), default="error", show_default=True,
               help="Objects of classes that are not harmless: refuse the file, or keep them as data.")  # fmt: skip
 @click.option("--max-shard-size", metavar="SIZE",

@@ -11,6 +11,7 @@ import click
 
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
 from tensorio.errors import TensorIOError
+from tensorio.formats import WRITTEN
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._merge import Merged
@@ -30,9 +31,7 @@ LABEL_MAX = 30  # columns of a file's name beside its bar
               help="Which tensor of a name counts: the later one, the earlier one, or none.")  # fmt: skip
 @click.option("--strip-prefix", metavar="TEXT", default="", help="Take this off the names of the adapters' tensors.")
 @click.option("--add-prefix", metavar="TEXT", default="", help="Put this before the names of the adapters' tensors.")
-@click.option(
-    "--format", "format_", type=click.Choice(("safetensors", "torch_zip")), help="Of DST; by its suffix if not given."
-)
+@click.option("--format", "format_", type=click.Choice(WRITTEN), help="Of DST; by its suffix if not given.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def command(
     base: str, adapters: tuple[str, ...], target: str, on_conflict: str, strip_prefix: str, add_prefix: str,

@@ -12,7 +12,7 @@ import click
 
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, printable, shown, size, some
 from tensorio.errors import TensorIOError
-from tensorio.formats import names
+from tensorio.formats import WRITTEN
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._recover import Loss, Recovery
@@ -30,7 +30,7 @@ SPELLINGS = {"unknown='opaque'": "--unknown opaque", "raw=True": "--raw"}
 @click.command("recover", short_help="Save what is left of a damaged file.")
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("target", metavar="DST", type=click.Path())
-@click.option("--format", "format_", type=click.Choice(names()), help="Of DST; by its suffix if not given.")
+@click.option("--format", "format_", type=click.Choice(WRITTEN), help="Of DST; by its suffix if not given.")
 @click.option("--raw", is_flag=True, help="If the description of the tensors is lost, save their bytes.")
 @click.option("--keep-damaged", is_flag=True, help="Save tensors whose checksum is wrong, too.")
 @click.option("--unknown", type=click.Choice(("error", "opaque")), default="error", show_default=True,

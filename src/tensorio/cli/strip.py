@@ -11,6 +11,7 @@ import click
 
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
 from tensorio.errors import TensorIOError
+from tensorio.formats import WRITTEN
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._strip import Stripped
@@ -31,9 +32,7 @@ SPELLINGS = {"keep=": "--keep ", "include=": "--include ", "exclude=": "--exclud
 @click.option("--include", multiple=True, metavar="PATTERN", help="Keep these tensors instead, by their names.")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="Do not keep these tensors.")
 @click.option("--flat", is_flag=True, help="Leave out the key above the weights; .safetensors always does.")
-@click.option(
-    "--format", "format_", type=click.Choice(("safetensors", "torch_zip")), help="Of DST; by its suffix if not given."
-)
+@click.option("--format", "format_", type=click.Choice(WRITTEN), help="Of DST; by its suffix if not given.")
 @click.option("--dry-run", is_flag=True, help="Write nothing; say what would be left out.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def command(source: str, target: str, as_json: bool, format_: str | None, include: tuple[str, ...],

@@ -13,11 +13,11 @@ from typing import cast
 
 from tensorio.encryption._opening import refuse_without_key
 from tensorio.errors import UnknownFormatError, UnsupportedError
-from tensorio.formats._base import Format
+from tensorio.formats._base import Format, SaveOptions
 from tensorio.formats._looks import looks_like, unknown
 from tensorio.storage import Storage
 
-__all__ = ["for_target", "get", "names", "of_storage", "target_name"]
+__all__ = ["WRITTEN", "for_target", "get", "names", "of_storage", "target_name"]
 
 # In the order in which they are asked: exact signatures before plausible ones.
 _NAMES = (
@@ -26,6 +26,8 @@ _NAMES = (
 )  # fmt: skip
 # Modules that are not called what their format is.
 _MODULES = {"pickle": "plain_pickle"}
+
+WRITTEN = ("safetensors", "torch_zip")  # the others are only read
 
 HEAD = 4096  # bytes shown to `recognises`
 
@@ -70,11 +72,23 @@ def of_storage(storage: Storage, name: str | None = None, path: str = "") -> For
 
 
 def for_target(target: object, name: str | None = None) -> Format:
-    """Return the format to write to a target, by name or by the suffix of its path."""
+    """Return the format to write to a target, by name or by the suffix of its path.
+
+    Raises
+    ------
+    UnsupportedError
+        There is no format of that name, or it is only read.
+    ValueError
+        There is no name, and no suffix that says it.
+    """
     if name is not None:
+        if name not in _NAMES:
+            raise UnsupportedError(f"no format called {name!r}; those that can be written: {', '.join(WRITTEN)}")
+        if name not in WRITTEN:
+            get(name).plan(None, SaveOptions())  # refuses, and says why
         return get(name)
     if not isinstance(target, str | bytes | os.PathLike):
-        raise ValueError(f"format= is needed to save to a file object; one of {', '.join(_NAMES)}")
+        raise ValueError(f"format= is needed to save to a file object; one of {', '.join(WRITTEN)}")
     path = os.fsdecode(os.fspath(target))
     suffix = os.path.splitext(path)[1].lower()
     for candidate in _NAMES:
