@@ -147,6 +147,48 @@ def test_old_manifest_does_not_outlive_its_file(target: Path) -> None:
     assert names_in(target.parent) == [target.name]
 
 
+def encrypt(path: Path) -> None:
+    pytest.importorskip("cryptography", reason="needs the extra crypt")
+    tensorio.encrypt(path, path, key=bytes(32))
+    assert names_in(path.parent) == [path.name]
+    tensorio.write_manifest(path)
+    tensorio.decrypt(path, path, key=bytes(32))
+
+
+def recover(path: Path) -> None:
+    shutil.copy(path, path.parent / f"damaged{path.suffix}")
+    tensorio.recover(path.parent / f"damaged{path.suffix}", path)
+    (path.parent / f"damaged{path.suffix}").unlink()
+
+
+def unshard(path: Path) -> None:
+    tensorio.shard(path, path.parent / "ranks", tp=1, rules=[("**", "replicate")])
+    tensorio.unshard(path.parent / "ranks", path)
+    shutil.rmtree(path.parent / "ranks")
+
+
+def save_file(path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="needs the extra torch")
+    import tensorio.torch
+
+    tensorio.torch.save_file({"w": torch.ones(3)}, path)
+
+
+REPLACE = [
+    pytest.param(lambda path: tensorio.strip(path, path), id="strip"),
+    pytest.param(lambda path: tensorio.merge(path, dst=path), id="merge"),
+    pytest.param(lambda path: tensorio.convert(path, path), id="convert"),
+    *(pytest.param(act, id=act.__name__) for act in (recover, unshard, encrypt, save_file)),
+]
+
+
+@pytest.mark.parametrize("replace", REPLACE)
+def test_old_manifest_goes_with_its_file_whatever_replaces_it(replace: Any, target: Path) -> None:
+    tensorio.save(TENSORS, target, manifest=True)
+    replace(target)
+    assert names_in(target.parent) == [target.name]
+
+
 def test_manifest_of_other_files_stays(target: Path) -> None:
     other = target.parent / f"{target.name}.sha256"
     other.write_text(f"{'0' * 64}  elsewhere\n")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tensorio.checkpoint._saving import Saved
+from tensorio.checkpoint._watched import write_file
 from tensorio.encryption._header import CHUNK
 
 __all__ = ["decrypt", "encrypt"]
@@ -32,7 +33,8 @@ def encrypt(
     ----------
     src : str, os.PathLike, buffer or seekable binary file object
         Any file; or a folder, of which the files with suffixes of tensor files
-        are encrypted, and the others (an index, config.json, ...) copied.
+        are encrypted, and the others (an index, config.json, ...) copied;
+        but not its manifests, which have the SHA-256 of what is not encrypted.
     dst : str, os.PathLike or writable binary file object
         May be `src`. A folder, for a folder: new or empty.
     key : bytes, str or callable
@@ -82,7 +84,7 @@ def encrypt(
 
     patterns = None if tensors is None else (tensors,) if isinstance(tensors, str) else tuple(tensors)
     how = Encryption(KeySource(key).key(key_id), key_id, patterns, chunk_size, KeySource.of(old_key))
-    return _saved(dst, process(src, dst, how, durable=durable, progress=progress))
+    return _saved(dst, process(src, dst, how, write=write_file, durable=durable, progress=progress))
 
 
 def decrypt(src: Any, dst: Any, *, key: Any, durable: bool = True, progress: Progress | None = None) -> Saved:
@@ -119,7 +121,8 @@ def decrypt(src: Any, dst: Any, *, key: Any, durable: bool = True, progress: Pro
     from tensorio.encryption._files import Decryption, process
     from tensorio.encryption._keys import KeySource
 
-    return _saved(dst, process(src, dst, Decryption(KeySource(key)), durable=durable, progress=progress))
+    how = Decryption(KeySource(key))
+    return _saved(dst, process(src, dst, how, write=write_file, durable=durable, progress=progress))
 
 
 def _saved(dst: Any, files: list[str]) -> Saved:

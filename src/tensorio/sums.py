@@ -18,10 +18,19 @@ from collections.abc import Mapping
 
 from tensorio.errors import HeaderError, escaped
 
-__all__ = ["is_sha256", "sums_of", "sums_text"]
+__all__ = ["INSIDE", "OTHERS", "SUFFIX", "is_manifest", "is_sha256", "sums_of", "sums_text"]
+
+SUFFIX = ".sha256"  # of the manifest beside a file
+INSIDE = "checkpoint.sha256"  # the name of a folder's
+OTHERS = ("SHA256SUMS",)  # names of such lists by other hands
 
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}\Z")
 _LINE = re.compile(r"(\\?)(?:([0-9a-fA-F]{64}) [ *](.*)|SHA256 \((.*)\) = ([0-9a-fA-F]{64}))\Z", re.DOTALL)
+
+
+def is_manifest(name: str) -> bool:
+    """Whether a file is such a list, by its name."""
+    return name.endswith(SUFFIX) or name in OTHERS
 
 
 def is_sha256(text: str) -> bool:

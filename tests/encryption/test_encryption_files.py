@@ -283,6 +283,20 @@ def test_index_of_encrypted_files_is_followed(folder: Path, tmp_path: Path) -> N
             assert np.all(checkpoint[f"w.{i}"] == i)
 
 
+def test_manifests_of_a_folder_are_not_copied(folder: Path, tmp_path: Path) -> None:
+    """They have the digests of what is not encrypted, and are of no use for what is."""
+    want = contents(folder)
+    tensorio.write_manifest(folder)
+    tensorio.write_manifest(folder / "model-00001-of-00003.safetensors")
+    (folder / "SHA256SUMS").write_bytes((folder / "checkpoint.sha256").read_bytes())
+    tensorio.encrypt(folder, tmp_path / "e", key=KEY)
+    assert sorted(contents(tmp_path / "e")) == sorted(want)
+    tensorio.write_manifest(tmp_path / "e")
+    assert tensorio.verify(tmp_path / "e", key=KEY).ok
+    tensorio.decrypt(tmp_path / "e", tmp_path / "back", key=KEY)
+    assert contents(tmp_path / "back") == want
+
+
 @pytest.mark.parametrize("spoil", [
     lambda folder: (folder / "more").mkdir(),
     lambda folder: (folder / "model-00002-of-00003.safetensors").write_bytes(b"\x89TIOENC\x01"),
@@ -298,7 +312,9 @@ def test_folder_appears_whole_or_not_at_all(spoil: Callable[[Path], Any], folder
 def test_folder_of_which_a_file_was_changed_is_not_decrypted(folder: Path, tmp_path: Path) -> None:
     tensorio.encrypt(folder, tmp_path / "e", key=KEY)
     file = tmp_path / "e" / "model-00003-of-00003.safetensors"
-    file.write_bytes(file.read_bytes()[:-1] + b"\0")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
     with pytest.raises(tensorio.FormatError):
         tensorio.decrypt(tmp_path / "e", tmp_path / "back", key=KEY)
     with pytest.raises(tensorio.DecryptionError, match="nothing in the file is encrypted"):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tensorio import formats
 from tensorio.checkpoint._checkpoint import Checkpoint, open_checkpoint
+from tensorio.checkpoint._watched import write_file
 from tensorio.errors import TensorMismatchError, error_context
-from tensorio.output import write_plan
 from tensorio.plan import CheckedPlan
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def merge_files(
             union.add(number, checkpoint, rename)
         dropped = tuple(value for checkpoint in opened for value in others(checkpoint))
         plan = union.plan(opened, target, name or "")
-        write_plan(CheckedPlan(plan, lambda: _check(opened)), dst, durable=durable, progress=progress)
+        write_file(CheckedPlan(plan, lambda: _check(opened)), dst, durable=durable, progress=progress)
     return Merged(name, plan.nbytes, tuple(union.added), tuple(union.replaced), tuple(union.kept), dropped)
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tensorio import formats
 from tensorio.checkpoint._checkpoint import Checkpoint, NamedTable
 from tensorio.checkpoint._remains import Choices, Remains, remains
+from tensorio.checkpoint._watched import write_file
 from tensorio.checkpoint._without import without
 from tensorio.errors import HeaderError, TensorIOError, UnsupportedError, error_context, escaped
 from tensorio.formats._base import OpenOptions
 from tensorio.formats._salvage_parts import State
 from tensorio.opening import open_storage
-from tensorio.output import write_plan
 from tensorio.storage import FileStorage
 from tensorio.tree import fqns
 
@@ -122,7 +122,7 @@ def recover_file(source: Any, target: Any, *, format: str | None, raw: bool, kee
             healthy = not report.lost and not report.damaged and _opens(storage, name)
             if isinstance(storage, FileStorage):
                 storage.check_unchanged()
-        write_plan(plan, target, durable=durable, progress=lambda done, total: show(nbytes + done, nbytes + total))
+        write_file(plan, target, durable=durable, progress=lambda done, total: show(nbytes + done, nbytes + total))
     finally:
         storage.close()
     return report.recovery(name, healthy, dropped)

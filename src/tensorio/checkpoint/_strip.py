@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from tensorio import formats
 from tensorio.checkpoint._checkpoint import Checkpoint, open_checkpoint
 from tensorio.checkpoint._choosing import Choice, part_of
+from tensorio.checkpoint._watched import write_file
 from tensorio.errors import TensorMismatchError, error_context, escaped
 from tensorio.formats._base import SaveOptions
-from tensorio.output import write_plan
 from tensorio.plan import CheckedPlan
 from tensorio.tp._patterns import Pattern
 from tensorio.tree import is_leaf, leaves
@@ -98,7 +98,7 @@ def strip_file(
             part = _Part(checkpoint, keep, choice)
             plan = part.plan(target, flat or not hasattr(target, "plan_tree"), name)
         if not dry_run:
-            write_plan(CheckedPlan(plan, checkpoint.check_unchanged), dst, durable=durable, progress=progress)
+            write_file(CheckedPlan(plan, checkpoint.check_unchanged), dst, durable=durable, progress=progress)
         return Stripped(name, part.entry, tuple(part.kept), part.dropped(), plan.nbytes)
 
 

@@ -12,7 +12,7 @@ from tensorio.errors import HeaderError, LimitError, error_context, escaped
 from tensorio.opening import open_storage
 from tensorio.output import write_plan
 from tensorio.plan import FlatPlan, Payloads
-from tensorio.sums import is_sha256, sums_of, sums_text
+from tensorio.sums import INSIDE, OTHERS, SUFFIX, is_sha256, sums_of, sums_text
 
 __all__ = [
     "INSIDE",
@@ -28,9 +28,6 @@ __all__ = [
 
 Progress = Callable[[int, int], object]
 
-SUFFIX = ".sha256"  # of the manifest beside a file
-INSIDE = "checkpoint.sha256"  # the name of a folder's
-OTHERS = ("SHA256SUMS",)  # names of such lists by other hands
 LARGEST = 64 << 20  # bytes; half a million files
 
 

@@ -13,9 +13,9 @@ from tensorio import formats
 from tensorio.checkpoint._checkpoint import Checkpoint
 from tensorio.checkpoint._index import open_joined
 from tensorio.checkpoint._manifest import MANIFEST, Manifest, Part, read_manifest
+from tensorio.checkpoint._watched import write_file
 from tensorio.dtypes import BY_NAME, c_strides
 from tensorio.errors import HeaderError, TensorMismatchError, TruncatedError, error_context, escaped
-from tensorio.output import write_plan
 from tensorio.plan import CheckedPlan
 from tensorio.tensors import CONJ, NEG, Chunk, Extent, TensorInfo
 from tensorio.tp import Cut, cut_of
@@ -48,7 +48,7 @@ def unshard_folder(src: Any, dst: Any, *, format: str | None, durable: bool, pro
             group = _Group(manifest, ranks)
             pieces = [group.piece(fqn, part) for fqn, part in manifest.tensors.items()]
         plan = plan_pieces(pieces, target, manifest.metadata, formats.target_name(dst) or "")
-        write_plan(CheckedPlan(plan, partial(_require_unchanged, ranks)), dst, durable=durable, progress=progress)
+        write_file(CheckedPlan(plan, partial(_require_unchanged, ranks)), dst, durable=durable, progress=progress)
     return list(manifest.skipped)
 
 

@@ -21,6 +21,7 @@ from tensorio.opening import open_storage
 from tensorio.output import write_plan
 from tensorio.plan import CheckedPlan, Plan
 from tensorio.storage import Storage
+from tensorio.sums import is_manifest
 from tensorio.tp import Rules
 
 __all__ = ["Decryption", "Encryption", "process"]
@@ -139,8 +140,16 @@ def _marked(storage: Storage) -> bool:
         return False  # by chance, or damaged: whoever opens it says more
 
 
-def process(src: Any, dst: Any, how: Encryption | Decryption, *, durable: bool, progress: Progress | None) -> list[str]:
+def process(
+    src: Any, dst: Any, how: Encryption | Decryption, *, write: Callable[..., None], durable: bool,
+    progress: Progress | None,
+) -> list[str]:  # fmt: skip
     """Encrypt or decrypt a file, or the files of a folder.
+
+    Parameters
+    ----------
+    write : callable
+        What writes the plan of a file: `tensorio.output.write_plan`, or something that does more.
 
     Returns
     -------
@@ -151,7 +160,7 @@ def process(src: Any, dst: Any, how: Encryption | Decryption, *, durable: bool, 
         return _folder(os.fspath(src), os.fspath(dst), how, durable, progress)
     with _planned(src, how) as (plan, made):
         how.finish(made)
-        write_plan(plan, dst, durable=durable, progress=progress)
+        write(plan, dst, durable=durable, progress=progress)
     return [os.fspath(dst)] if isinstance(dst, str | os.PathLike) else []
 
 
@@ -169,7 +178,9 @@ def _planned(src: Any, how: Encryption | Decryption, wanted: bool = True) -> Ite
 
 
 def _folder(src: str, dst: str, how: Encryption | Decryption, durable: bool, progress: Progress | None) -> list[str]:
-    entries = sorted(os.listdir(src))
+    entries = sorted(
+        name for name in os.listdir(src) if not is_manifest(name)
+    )  # it would not be true of what is written
     for name in entries:
         if os.path.isdir(os.path.join(src, name)):
             raise UnsupportedError(f"expected a folder of files, found the folder {escaped(name)} in it", path=src)

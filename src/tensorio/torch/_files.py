@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tensorio import _served, formats
+from tensorio.checkpoint._watched import write_file
 from tensorio.errors import LimitError, UnsupportedError
 from tensorio.formats._base import OpenOptions, SaveOptions
-from tensorio.output import write_plan
 from tensorio.storage import FileStorage
 from tensorio.tensors import CONJ, NEG, REQUIRES_GRAD
 from tensorio.torch._errors import torch_errors
@@ -161,5 +161,5 @@ def save_file(
         tensors = {name: tensor.cpu() if tensor.device.type != "cpu" else tensor for name, tensor in tensors.items()}
     notes = None if metadata is None else dict(metadata)
     plan = chosen.plan(dict(tensors), SaveOptions(notes, None, False, formats.target_name(path)))
-    write_plan(plan, path, durable=durable)
+    write_file(plan, path, durable=durable)
     _served.count("save_file", plan.nbytes)
