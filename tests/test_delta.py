@@ -228,6 +228,27 @@ def test_verify_finds_a_changed_byte_that_the_fingerprint_does_not_see(tmp_path:
 # ---------------------------------------------------------------------------- refusals
 
 
+@pytest.mark.parametrize("of", [0, 1], ids=["base", "delta"])
+def test_verify_compares_the_digests_of_every_file_of_a_chain(of: int, tmp_path: Path) -> None:
+    paths = [tmp_path / "0.safetensors", tmp_path / "1.safetensors"]
+    tensorio.save(step(0), paths[0], digests=True)
+    tensorio.save(step(1), paths[1], base=paths[0], digests=True)
+    report = tensorio.verify(paths[1], require=True)
+    assert report.ok
+    assert report.checked == sum(array.nbytes for array in step(1).values())
+    name = ["layers.1.weight", "layers.0.weight"][of]
+    with tensorio.open(paths[of]) as checkpoint:
+        at = checkpoint.infos[name].chunks[0].extent.offset + 100  # where no fingerprint looks
+    with open(paths[of], "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1]))
+    report = tensorio.verify(paths[1])
+    assert {problem.record for problem in report.problems} == {name}
+    assert any("SHA-256" in str(problem) for problem in report.problems)
+
+
 def test_what_no_delta_can_be_is_refused(chain: list[Path], tmp_path: Path) -> None:
     before = sorted(tmp_path.iterdir())
     (tmp_path / "sub").mkdir()

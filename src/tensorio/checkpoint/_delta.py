@@ -19,7 +19,7 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorio import formats
@@ -39,6 +39,7 @@ from tensorio.errors import (
     escaped,
 )
 from tensorio.formats._base import DELTA_KEY, Opened, StoredRecord
+from tensorio.formats._digests import digests_in
 from tensorio.formats._strict_json import parse
 from tensorio.opening import open_storage
 from tensorio.tensors import ROW, Table
@@ -283,10 +284,11 @@ def _joined(chain: list[_Link]) -> Opened:
     newest = chain[0].opened
     sums = chain[0].note.unchanged if chain[0].note is not None else {}
     table = _table([link.opened.table for link in chain], places)
+    notes = [link.opened.metadata for link in chain]
     metadata = {key: text for key, text in (newest.metadata or {}).items() if key != DELTA_KEY}
     return Opened(
         newest.format, table, storages, metadata or None, bases=tuple(link.path for link in chain[1:]),
-        records=lambda: _records(table, sums),
+        records=lambda: _records(table, sums, notes),
     )  # fmt: skip
 
 
@@ -309,10 +311,15 @@ def _table(tables: list[Table], places: dict[str, tuple[int, int]]) -> Table:
     return Table(names, rows, dims)
 
 
-def _records(table: Table, sums: Mapping[str, int]) -> Iterator[StoredRecord]:
+def _records(
+    table: Table, sums: Mapping[str, int], notes: Sequence[Mapping[str, str] | None]
+) -> Iterator[StoredRecord]:
+    digests = [digests_in(metadata) for metadata in notes]
     for name, row in table.index.items():
         offset, nbytes = table.extent_of(row)
-        yield StoredRecord(name, table.storage_of(row), offset, nbytes, sums.get(name), nbytes)
+        number = table.storage_of(row)
+        crc, digest = sums.get(name), digests[number].get(name)
+        yield StoredRecord(name, number, offset, nbytes, crc, nbytes, sha256=digest)
 
 
 def close_all(storages: list[Storage]) -> None:

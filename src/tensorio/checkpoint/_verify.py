@@ -172,7 +172,7 @@ class _Verification:
 
         for i, record in enumerate(hashed):
             self.work.add(record.nbytes, partial(job, i))
-        self.report.checked = sum(record.nbytes for record in [*summed, *hashed])
+        self.report.checked = sum(r.nbytes for r in self.records if r.crc32 is not None or r.sha256 is not None)
 
         def judge() -> Iterator[TensorIOError]:
             bad: list[tuple[StoredRecord, TensorIOError]] = []
