@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("cryptography", reason="needs the extra crypt")
 
 import tensorio
+from tensorio.encryption._files import Encryption
 from tensorio.encryption._keys import KeySource
 
 KEY = bytes(range(200, 232))
@@ -23,6 +24,15 @@ TEXTS = (
     base64.b64encode(KEY).decode(),
     base64.urlsafe_b64encode(KEY).decode().rstrip("="),
 )
+
+
+def test_key_is_not_in_what_is_raised_or_shown_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = b"\xff" * 32
+    monkeypatch.setitem(os.environ, "TENSORIO_KEY", os.fsdecode(raw))
+    with pytest.raises(ValueError, match="expected a key of 32 bytes in the variable") as caught:
+        KeySource("env:TENSORIO_KEY").key()
+    assert type(caught.value) is ValueError  # a UnicodeError carries the text
+    assert repr(KEY) not in repr(Encryption(KEY))
 
 
 @pytest.fixture

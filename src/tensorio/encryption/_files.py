@@ -33,7 +33,7 @@ Progress = Callable[[int, int], object]
 class Encryption:
     """How to encrypt; see `tensorio.encrypt`."""
 
-    key: bytes
+    key: bytes = field(repr=False)
     key_id: str = ""
     tensors: tuple[str, ...] | None = None
     chunk: int = CHUNK

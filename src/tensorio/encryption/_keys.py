@@ -97,7 +97,7 @@ def _from_environment(name: str) -> bytes:
     text = os.environ.get(name)
     if text is None:
         raise ValueError(f"expected a key in the environment, found no variable {escaped(name)}")
-    return _of_text(text.encode(), f"the variable {escaped(name)}")
+    return _of_text(os.fsencode(text), f"the variable {escaped(name)}")
 
 
 def _from_file(path: str) -> bytes:
