@@ -105,6 +105,22 @@ def test_flat_files_lose_what_training_alone_needs(tmp_path: Path) -> None:
     assert sorted(safetensors.numpy.load_file(tmp_path / "dst.safetensors")) == ["lm_head.w", "model.layers.0.w"]
 
 
+@pytest.mark.parametrize("options", [{}, {"exclude": "0.bias"}, {"include": ["1.**"]}], ids=repr)
+@pytest.mark.parametrize("nested", [False, True], ids=["bare", "nested"])
+@pytest.mark.parametrize("how", ["strip", "convert"])
+def test_state_dict_stays_one_with_the_versions_of_its_modules(
+    how: str, nested: bool, options: dict[str, Any], tmp_path: Path
+) -> None:
+    torch.save({"state_dict": STATE} if nested else STATE, tmp_path / "m.pt")
+    prefix = "state_dict." if nested else ""
+    patterns = {key: [prefix + p for p in ([v] if isinstance(v, str) else v)] for key, v in options.items()}
+    getattr(tensorio, how)(tmp_path / "m.pt", tmp_path / "s.pt", **patterns)
+    got = torch.load(tmp_path / "s.pt")
+    got = got["state_dict"] if nested else got
+    assert type(got) is OrderedDict
+    assert got._metadata == STATE._metadata
+
+
 def test_storages_are_trimmed(tmp_path: Path) -> None:
     big = torch.zeros(100_000)
     torch.save({"model": {"a": big[:10]}, "optimizer": {"b": big}}, tmp_path / "src.pt")

@@ -245,6 +245,8 @@ def prune(root: Any, paths: Iterable[Path]) -> Any:
             holder[place] = copy
             copy.update((key, None) for key in tree if key in keys)
             todo.extend((copy, key, tree[key], keys[key]) for key in copy)
+            if isinstance(tree, OrderedDict):
+                copy.__dict__.update(vars(tree))  # the versions that torch notes on a state dict
         else:
             part: list[Any] = [None] * len(keys)
             holder[place] = part

@@ -12,7 +12,7 @@ from tensorio.kinds import TensorKind
 from tensorio.tp._patterns import Pattern
 from tensorio.tree import Path, prune
 
-__all__ = ["Choice", "chosen_part", "part_of"]
+__all__ = ["Choice", "chosen_part", "like", "part_of"]
 
 
 class Choice:
@@ -143,11 +143,12 @@ def _without(node: Any, out: dict[Any, Any]) -> Any:
         elif out[key] and _inside(child) is not None:
             kept.append((key, _without(child, out[key])))
     if isinstance(node, Mapping):
-        return _like(node, kept)
+        return like(node, kept)
     return tuple(child for _, child in kept) if isinstance(node, tuple) else [child for _, child in kept]
 
 
-def _like(node: Mapping[Any, Any], items: list[tuple[Any, Any]]) -> Any:
+def like(node: Mapping[Any, Any], items: Iterable[tuple[Any, Any]]) -> Any:
+    """Return a dict of the same sort with other items."""
     if not isinstance(node, OrderedDict):
         return dict(items)
     copy = OrderedDict(items)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorio import formats
 from tensorio.checkpoint._checkpoint import Checkpoint, open_checkpoint
-from tensorio.checkpoint._choosing import Choice, part_of
+from tensorio.checkpoint._choosing import Choice, like, part_of
 from tensorio.checkpoint._watched import write_file
 from tensorio.errors import TensorMismatchError, error_context, escaped
 from tensorio.formats._base import SaveOptions
@@ -170,7 +170,7 @@ class _Part:
             return convert_checkpoint(checkpoint, target, name, names, choice=exactly, compact=True)[0]
         tree: Any = self._tree
         if not self._choice.only:
-            tree = {key: node for key, node in self._tree.items() if self._keeps(key)}
+            tree = like(self._tree, [(key, node) for key, node in self._tree.items() if self._keeps(key)])
         kept = set(self.kept)
         paths = [(path, fqn in kept) for fqn, path in checkpoint.paths.items() if path and path[0] in tree]
         tree = part_of(tree, paths, self._choice.only) if not self._choice.everything else tree
