@@ -115,6 +115,21 @@ def test_a_save_of_tensors_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert made == ([] if processes else [2 << 20])
 
 
+@pytest.mark.parametrize("options", [{}, {"max_shard_size": 64}, {"base": "base.safetensors"}], ids=repr)
+def test_what_is_hashed_is_fetched_first(options: dict[str, Any], tmp_path: Path) -> None:
+    tensors = {name: torch.arange(12.0) + i for i, name in enumerate("abc")}
+    away = {name: elsewhere(tensor.clone()) for name, tensor in tensors.items()}
+    target = tmp_path / "x.safetensors"
+    if "base" in options:
+        tensorio.save({**tensors, "a": torch.ones(12)}, tmp_path / "base.safetensors")
+        options = {"base": tmp_path / "base.safetensors"}
+    with tensorio.AsyncSaver() as saver:
+        saver.save(away, target, digests=True, **options).result()
+    assert tensorio.verify(target, require=True).ok
+    got = tensorio.load(target)
+    assert all(np.array_equal(got[name], tensor.numpy()) for name, tensor in tensors.items())
+
+
 def test_what_is_too_large_is_fetched_as_by_a_save(tmp_path: Path) -> None:
     away = {"w": elsewhere(torch.arange(12.0))}
     with tensorio.AsyncSaver(max_memory=0) as saver, pytest.warns(RuntimeWarning, match="max_memory"):

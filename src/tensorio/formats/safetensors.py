@@ -169,7 +169,8 @@ def plan(obj: object, options: SaveOptions) -> FlatPlan:
     """Lay out a mapping of names to tensors, as the reference orders them: by dtype, widest first, then by name."""
     from tensorio.formats._items import items_of  # needs NumPy, which reading headers does not
 
-    return plan_items(items_of(obj, options.fetch), options)
+    fetch = None if options.digests else options.fetch  # what is hashed now must be here now
+    return plan_items(items_of(obj, fetch), options)
 
 
 def plan_items(items: Items, options: SaveOptions) -> FlatPlan:
