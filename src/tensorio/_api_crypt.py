@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tensorio import formats
 from tensorio.checkpoint._saving import Saved
 from tensorio.checkpoint._watched import write_file
 from tensorio.encryption._header import CHUNK
@@ -125,6 +125,6 @@ def decrypt(src: Any, dst: Any, *, key: Any, durable: bool = True, progress: Pro
     return _saved(dst, process(src, dst, how, write=write_file, durable=durable, progress=progress))
 
 
-def _saved(dst: Any, files: list[str]) -> Saved:
-    path = os.fspath(dst) if isinstance(dst, str | os.PathLike) else None
-    return Saved(path, tuple(files), sum(map(os.path.getsize, files)))
+def _saved(dst: Any, written: tuple[list[str], int]) -> Saved:
+    files, nbytes = written
+    return Saved(formats.target_name(dst), tuple(files), nbytes)

@@ -66,7 +66,20 @@ def test_bytes_come_back(nbytes: int, chunk: int, tmp_path: Path) -> None:
     assert out.getvalue() == data
 
 
-@pytest.mark.parametrize("chunk", [0, 1, 4095, 5000, 1 << 27, -4096, 2048])
+def test_saved_says_what_was_written_whatever_names_the_file(model: Path, tmp_path: Path) -> None:
+    acts: list[Any] = [tensorio.encrypt, tensorio.decrypt]
+    for act in acts:
+        act(model, tmp_path / "x", key=KEY)
+        want = (tmp_path / "x").stat().st_size
+        named = act(model, os.fsencode(tmp_path / "y"), key=KEY)
+        assert (named.path, named.files, named.nbytes) == (str(tmp_path / "y"), (str(tmp_path / "y"),), want)
+        loose = act(model, io.BytesIO(), key=KEY)
+        assert (loose.path, loose.files, loose.nbytes) == (None, (), want)
+        model = tmp_path / "x2"
+        (tmp_path / "x").rename(model)
+
+
+@pytest.mark.parametrize("chunk", [0, 4096.0, 1, 4095, 5000, 1 << 27, -4096, 2048])
 def test_chunks_are_powers_of_two_within_limits(chunk: int, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="chunk_size= is a power of two from 4096 to 67108864 bytes"):
         tensorio.encrypt(b"payload", tmp_path / "a", key=KEY, chunk_size=chunk)

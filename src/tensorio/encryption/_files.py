@@ -15,7 +15,7 @@ from tensorio.encryption._plan import copied_plan, encrypted_plan
 from tensorio.encryption._tensors import decrypted_tensors, encrypted_tensors
 from tensorio.errors import DecryptionError, FormatError, TensorMismatchError, UnsupportedError, error_context, escaped
 from tensorio.folders import staged_folder
-from tensorio.formats import get, names, safetensors
+from tensorio.formats import get, names, safetensors, target_name
 from tensorio.formats._base import DELTA_KEY, Opened, OpenOptions
 from tensorio.opening import open_storage
 from tensorio.output import write_plan
@@ -143,7 +143,7 @@ def _marked(storage: Storage) -> bool:
 def process(
     src: Any, dst: Any, how: Encryption | Decryption, *, write: Callable[..., None], durable: bool,
     progress: Progress | None,
-) -> list[str]:  # fmt: skip
+) -> tuple[list[str], int]:  # fmt: skip
     """Encrypt or decrypt a file, or the files of a folder.
 
     Parameters
@@ -153,15 +153,18 @@ def process(
 
     Returns
     -------
-    list of str
+    files : list of str
         The paths that were written; empty for a file object.
+    nbytes : int
+        Of all of them.
     """
     if isinstance(src, str | os.PathLike) and os.path.isdir(src):
-        return _folder(os.fspath(src), os.fspath(dst), how, durable, progress)
+        return _folder(os.fsdecode(src), os.fsdecode(dst), how, durable, progress)
     with _planned(src, how) as (plan, made):
         how.finish(made)
         write(plan, dst, durable=durable, progress=progress)
-    return [os.fspath(dst)] if isinstance(dst, str | os.PathLike) else []
+    name = target_name(dst)
+    return [] if name is None else [name], plan.nbytes
 
 
 @contextmanager
@@ -177,7 +180,9 @@ def _planned(src: Any, how: Encryption | Decryption, wanted: bool = True) -> Ite
         storage.close()
 
 
-def _folder(src: str, dst: str, how: Encryption | Decryption, durable: bool, progress: Progress | None) -> list[str]:
+def _folder(
+    src: str, dst: str, how: Encryption | Decryption, durable: bool, progress: Progress | None
+) -> tuple[list[str], int]:
     entries = sorted(
         name for name in os.listdir(src) if not is_manifest(name)
     )  # it would not be true of what is written
@@ -185,7 +190,7 @@ def _folder(src: str, dst: str, how: Encryption | Decryption, durable: bool, pro
         if os.path.isdir(os.path.join(src, name)):
             raise UnsupportedError(f"expected a folder of files, found the folder {escaped(name)} in it", path=src)
     total = sum(os.path.getsize(os.path.join(src, name)) for name in entries)
-    before = done = 0
+    before = done = nbytes = 0
 
     def step(now: int, _: int) -> None:
         if progress is not None:
@@ -196,7 +201,8 @@ def _folder(src: str, dst: str, how: Encryption | Decryption, durable: bool, pro
             path = os.path.join(src, name)
             with _planned(path, how, how.wants(name)) as (plan, made):
                 done += made
+                nbytes += plan.nbytes
                 write_plan(plan, os.path.join(staging, name), durable=durable, progress=step)
             before += os.path.getsize(path)
         how.finish(done)
-    return [os.path.join(dst, name) for name in entries]
+    return [os.path.join(dst, name) for name in entries], nbytes

@@ -135,7 +135,7 @@ def chunk_log(chunk: int) -> int:
     ValueError
         Not a power of two within the limits.
     """
-    log = chunk.bit_length() - 1
+    log = chunk.bit_length() - 1 if isinstance(chunk, int) else -1
     if not LOG_MIN <= log <= LOG_MAX or chunk != 1 << log:
         raise ValueError(f"chunk_size= is a power of two from {1 << LOG_MIN} to {1 << LOG_MAX} bytes, not {chunk!r}")
     return log
