@@ -986,7 +986,10 @@ cdef class _Pickler:
         cdef int64_t first
         cdef int32_t piece
         storage = obj.untyped_storage()
-        if self.compact:
+        if self.compact and self.is_whole(storage, t):
+            piece = self.whole_storage(storage, t.dtype)
+            first = obj.storage_offset()
+        elif self.compact:
             self.keep.append(storage)
             if <int64_t> obj.storage_offset() * t.itemsize + t.reach > <int64_t> storage.nbytes():
                 raise UnsupportedError("a torch tensor is larger than its storage, which was resized; nothing to save")
@@ -1001,6 +1004,21 @@ cdef class _Pickler:
         else:
             self.tensor(t, piece, first)
         return self.memoize(obj)
+
+    cdef bint is_whole(self, object storage, const Tensor *t) except -1:
+        """Compact: whether a storage is written whole, since something that torch reduces itself refers to it.
+
+        The first run found that out; the second one then counts the span that it does not place.
+        """
+        key = self.storage_key(storage, t.dtype)
+        if self.grouped is None or key not in self.grouped.by_storage:
+            return False
+        if key not in self.whole:
+            self.whole[key] = storage.nbytes()
+            self.placed += storage.nbytes()
+        self.span(-1, t.dtype, t.address, t.address + t.reach)
+        self.n_spans += 1
+        return True
 
     cdef tuple storage_key(self, object storage, object kind):
         """What stands for a torch storage as of one class; as in torch, an empty one is of every class."""
@@ -1281,6 +1299,7 @@ def dumps(obj, leaf=None, bint compact=False, bint exact=False, fetch=None):
         if pickler.holed and _find_alone(pickler):
             _group(pickler.spans, pickler.n_spans)
             again = True
+        again = again or not pickler.whole.keys().isdisjoint(pickler.by_storage)
     if again:
         first = pickler
         pickler = _Pickler(first, leaf, compact, exact, fetch)

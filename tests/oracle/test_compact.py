@@ -85,6 +85,30 @@ def test_tied_views_stay_tied(tmp_path: Path) -> None:
     assert sizes == [50 * 4]
 
 
+def marked(tensor: Any) -> Any:
+    tensor.note = "kept"
+    return tensor
+
+
+ODD = {
+    "conjugate": lambda base: base[2:6].conj(),
+    "negative": lambda base: torch._neg_view(base[2:6]),
+    "with an attribute": lambda base: marked(base[2:6]),
+}
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["view first", "view last"])
+@pytest.mark.parametrize("odd", ODD)
+def test_views_beside_what_torch_reduces_itself_share_its_storage(odd: str, order: int, tmp_path: Path) -> None:
+    base = torch.arange(10.0) + (1j if odd == "conjugate" else 0)
+    made = [ODD[odd](base), base[4::2], base[4:], torch.ones(100)[::4]][::order]
+    got, sizes, said = stored(made, tmp_path / "x.pt")
+    assert_same([t.resolve_conj().resolve_neg() for t in got], [t.resolve_conj().resolve_neg() for t in made])
+    assert sorted(sizes) == sorted([base.nbytes, 100])
+    assert said.left_out == 300
+    assert len({t.untyped_storage().data_ptr() for t in got}) == 2
+
+
 def test_numpy_views_count_from_the_bytes_that_they_span(tmp_path: Path) -> None:
     base = np.arange(100, dtype="f4").reshape(10, 10)
     got, sizes, said = stored({"a": base[:, ::2], "b": base[2:4, 1::2]}, tmp_path / "x.pt")
