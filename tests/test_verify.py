@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -60,6 +61,28 @@ def test_every_bad_record_is_found_with_its_own_bytes(tmp_path: Path) -> None:
     problems = tensorio.verify(path).problems
     assert [p.tensors for p in problems] == [("a",), ("c",)]
     assert [(p.offset, p.nbytes) for p in problems] == [extent(path, "a"), extent(path, "c")]
+
+
+def test_naming_of_many_problems_looks_at_each_tensor_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorio.tensors import Table
+
+    path = tmp_path / "m.safetensors"
+    tensorio.save({f"t{i}": np.full(4, i) for i in range(300)}, path, digests=True)
+    first, _ = extent(path, "t0")
+    content = path.read_bytes()
+    path.write_bytes(content[:first] + bytes(byte ^ 1 for byte in content[first:]))
+    looks = 0
+    info = Table.info
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return info(*arguments)
+
+    monkeypatch.setattr(Table, "info", counted)
+    problems = tensorio.verify(path).problems
+    assert sorted(p.tensors for p in problems) == sorted((f"t{i}",) for i in range(300))
+    assert looks < 10 * 300
 
 
 @pytest.mark.parametrize("place", [0, PART - 1, PART, PART + 1000])
@@ -224,11 +247,33 @@ def test_file_that_was_replaced_meanwhile_is_not_called_damaged(tmp_path: Path) 
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
-def test_manifest_that_names_no_file_does_not_hang(tmp_path: Path) -> None:
+def test_what_a_manifest_names_and_is_no_file_is_a_problem_among_others(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    write_sums(str(tmp_path / "checkpoint.sha256"), {"fifo": "0" * 64})
-    with pytest.raises(tensorio.UnsupportedError, match="FIFO"):
-        tensorio.verify(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "bad").write_bytes(b"hello")
+    names = ("fifo", "folder", "loop", "bad")
+    write_sums(str(tmp_path / "checkpoint.sha256"), dict.fromkeys(names, "0" * 64))
+    problems = tensorio.verify(tmp_path).problems
+    assert sorted(os.path.basename(problem.path or "") for problem in problems) == sorted(names)
+    assert [type(problem) for problem in problems].count(tensorio.ChecksumError) == 1
+    assert sum("no regular file" in str(problem) for problem in problems) == 2
+
+
+def test_manifest_of_another_file_alone_does_not_cover_the_checkpoint(tmp_path: Path) -> None:
+    tensorio.save({"w": np.ones(5)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    digest = hashlib.sha256(b"{}").hexdigest()
+    write_sums(str(tmp_path / "checkpoint.sha256"), {"config.json": digest})
+    report = tensorio.verify(tmp_path)
+    assert report.problems == []
+    assert (report.covered, report.unnamed) == (("config.json",), ("model.safetensors",))
+    assert report.unchecked == 40
+
+
+def test_manifest_of_what_has_no_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(tensorio.UnsupportedError, match="manifest="):
+        tensorio.verify(b"\x02\0\0\0\0\0\0\0{}", manifest=tmp_path / "list")
 
 
 def test_progress_counts_every_sort_of_check(tmp_path: Path) -> None:

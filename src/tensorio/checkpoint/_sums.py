@@ -41,11 +41,14 @@ class Manifest(NamedTuple):
         What the names are relative to.
     digests : dict of str to str
         Hex digits by name.
+    whole : bool
+        Whether it is to name all files of the folder.
     """
 
     path: str
     folder: str
     digests: dict[str, str]
+    whole: bool = False
 
 
 def write_sums(path: str, digests: Mapping[str, str], *, durable: bool = True) -> None:
@@ -116,7 +119,7 @@ def find_sums(path: str, manifest: str | None = None) -> Manifest | None:
         candidates = [os.path.join(path, name) for name in (INSIDE, *OTHERS)]
         for candidate in candidates if manifest is None else [manifest]:
             if manifest is not None or os.path.isfile(candidate):
-                return Manifest(candidate, path, read_sums(candidate))
+                return Manifest(candidate, path, read_sums(candidate), whole=True)
         return None
     folder, name = os.path.split(path)
     beside = path + SUFFIX if manifest is None else manifest

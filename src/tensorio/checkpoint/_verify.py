@@ -6,7 +6,9 @@ notes, checksums of a container's records, a manifest of whole files.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,8 +17,16 @@ from tensorio.checkpoint._checks import Work, crc_jobs, sha256_of
 from tensorio.checkpoint._options import reading_options
 from tensorio.checkpoint._report import Report
 from tensorio.checkpoint._sums import Manifest, files_below, find_sums
+from tensorio.checkpoint._whose import Whose
 from tensorio.encryption._storage import DecryptedStorage
-from tensorio.errors import ChecksumError, FormatError, TensorIOError, TruncatedError, UnknownFormatError
+from tensorio.errors import (
+    ChecksumError,
+    FormatError,
+    TensorIOError,
+    TruncatedError,
+    UnknownFormatError,
+    UnsupportedError,
+)
 from tensorio.opening import open_storage
 from tensorio.ranges import place_of
 from tensorio.storage import FileStorage
@@ -102,7 +112,11 @@ def verify_opened(
 
 
 def _manifest(path: str | None, manifest: Any) -> Manifest | None:
-    if path is None or manifest is False or "://" in path:
+    if manifest is False:
+        return None
+    if path is None or "://" in path:
+        if manifest is not None:
+            raise UnsupportedError("manifest= needs the path of a file or folder on this host")
         return None
     return find_sums(path, None if manifest is None else os.fsdecode(os.fspath(manifest)))
 
@@ -119,6 +133,7 @@ class _Verification:
         self.work = Work(progress)
         self.progress = progress
         self.opened: Opened | None = None
+        self.whose: Whose | None = None  # made when something is bad
         self.judges: list[Callable[[], Iterator[TensorIOError]]] = []  # called when the work is done
         self.records: list[StoredRecord] = []
         self.manifest = manifest
@@ -203,58 +218,53 @@ class _Verification:
 
     def tensors_in(self, owner: Storage, offset: int, nbytes: int) -> tuple[str, ...]:
         """Names of the tensors that have bytes in a range of a storage."""
-        if self.opened is None or not nbytes:
+        if self.opened is None:
             return ()
-        found = []
-        table = self.opened.table
-        for fqn, row in self.named():
-            for storage, start, length in (chunk.extent for chunk in table.info(row, fqn).chunks):
-                where, start = place_of(self.storages[storage], start)
-                if where is owner and start < offset + nbytes and offset < start + length:
-                    found.append(fqn)
-                    break
-        return tuple(found)
-
-    def named(self) -> list[tuple[str, int]]:
-        """Names and rows of all tensors; none if there are more of them than naming may cost."""
-        from tensorio.tree import fqns
-
-        assert self.opened is not None
-        if self.opened.flat:
-            return list(zip(self.opened.table.names, range(len(self.opened.table)), strict=True))
-        try:
-            return [(fqn, row) for fqn, _, row in fqns(self.opened.tree, self.opened.budget)]
-        except TensorIOError:
-            return []
+        if self.whose is None:
+            self.whose = Whose(self.opened, self.storages)
+        return self.whose.names(owner, offset, nbytes)
 
     # ----------------------------------------------------------------- manifest
 
     def add_sums(self, manifest: Manifest) -> None:
         """Compare each file that the manifest names with its digest."""
-        known = {(file.identity.device, file.identity.inode): file for file in self.files}
+        known: dict[object, FileStorage] = {os.path.abspath(file.name): file for file in self.files}
+        known |= {(file.identity.device, file.identity.inode): file for file in self.files}
         seen: list[str] = []
         for name in manifest.digests:
             path = os.path.join(manifest.folder, name)
-            try:
-                now = os.stat(path)
-            except (FileNotFoundError, NotADirectoryError):
-                missing = TruncatedError("the manifest names a file that is not there", path=path)
-                self.judges.append(partial(iter, [missing]))
+            now = self.looked_at(path)
+            if now is None:
                 continue
             # What is open counts, whatever has its name by now.
-            only = self.files[0] if len(self.files) == len(manifest.digests) == 1 else None
-            file = known.get((now.st_dev, now.st_ino), only)
+            file = known.get((now.st_dev, now.st_ino), known.get(os.path.abspath(path)))
             if file is not None:
                 self.covered.add(id(file))
             self.add_file(path, manifest.digests[name], file, now.st_size if file is None else file.nbytes)
             seen.append(name)
         self.report.manifest = manifest.path
         self.report.covered = tuple(seen)
-        if os.path.isdir(self.report.path) and os.path.samefile(manifest.folder, self.report.path):
+        if manifest.whole:
             self.report.unnamed = tuple(
                 name for name in files_below(manifest.folder) if name not in manifest.digests
                 and not _is(os.path.join(manifest.folder, name), manifest.path)
             )  # fmt: skip
+
+    def looked_at(self, path: str) -> os.stat_result | None:
+        """What there is by a name of the manifest; None, and a problem, if it is no file."""
+        problem: TensorIOError
+        try:
+            now = os.stat(path)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
+                raise
+            problem = TruncatedError("the manifest names a file that is not there", path=path)
+        else:
+            if stat.S_ISREG(now.st_mode):
+                return now
+            problem = FormatError("the manifest names something that is no regular file", path=path)
+        self.judges.append(partial(iter, [problem]))
+        return None
 
     def add_file(self, path: str, digest: str, file: FileStorage | None, nbytes: int) -> None:
         """Compare a file with a digest: as it is open, or opened for that."""
