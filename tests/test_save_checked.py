@@ -141,6 +141,33 @@ def test_manifest_through_a_link_and_with_a_new_file(target: Path) -> None:
         assert names_in(real) == [target.name]
 
 
+def test_manifest_of_the_file_behind_a_link_does_not_outlive_it(target: Path) -> None:
+    link = target.parent / f"latest{target.suffix}"
+    link.symlink_to(target.name)
+    for options in ({}, {"manifest": True}):
+        tensorio.save(TENSORS, target, manifest=True)
+        tensorio.save({"w": np.ones(3)}, link, **options)
+        assert tensorio.verify(target).ok
+        assert tensorio.verify(link).ok
+
+
+def test_failed_save_through_a_link_leaves_both_manifests(target: Path) -> None:
+    link = target.parent / f"latest{target.suffix}"
+    link.symlink_to(target.name)
+    tensorio.save(TENSORS, target, manifest=True)
+    tensorio.save(TENSORS, link, manifest=True)
+    tensorio.write_manifest(target)
+    before = {name: (target.parent / name).read_bytes() for name in names_in(target.parent)}
+
+    def stop(done: int, total: int) -> None:
+        raise KeyError("enough")
+
+    with pytest.raises(KeyError, match="enough"):
+        tensorio.save({"w": np.ones(3)}, link, progress=stop)
+    assert {name: (target.parent / name).read_bytes() for name in names_in(target.parent)} == before
+    assert len(before) == 4
+
+
 def test_old_manifest_does_not_outlive_its_file(target: Path) -> None:
     tensorio.save(TENSORS, target, manifest=True)
     tensorio.save({"w": np.ones(3)}, target)

@@ -184,8 +184,9 @@ def write_file(
 ) -> None:
     """Write a plan; see `tensorio.output.write_plan`, and `tensorio.save` for `manifest` and `readback`.
 
-    A manifest beside the old file goes just before that file does, and a new one
-    appears behind the new file: one that is there is true, whenever one looks.
+    A manifest beside the old file, or beside the file that a link leads to, goes just
+    before that file does, and a new one appears behind the new file: one that is there
+    is true, whenever one looks.
     """
     if not isinstance(target, str | bytes | os.PathLike):
         if manifest or readback:
@@ -194,18 +195,22 @@ def write_file(
         return
     path = os.fsdecode(os.fspath(target))
     watched = Watched(plan, hashed=manifest, compared=readback)
-    old = _OldSums(path, manifest)
+    old = [_OldSums(path, manifest)]
+    if os.path.islink(path):
+        old.append(_OldSums(os.path.realpath(path), False))
 
     def check(fd: int) -> None:
         if readback:
             with naming(path), _named(path):
                 watched.check(fd)
-        old.remove()
+        for sums in old:
+            sums.remove()
 
     try:
         write_plan(watched, target, durable=durable, progress=progress, check=check)
     except BaseException:
-        old.restore(durable)
+        for sums in old:
+            sums.restore(durable)
         raise
     if manifest:
         write_sums(path + SUFFIX, {os.path.basename(path): watched.sha256}, durable=durable)
