@@ -18,7 +18,7 @@ from tensorio.sums import sums_of, sums_text
 HELLO = hashlib.sha256(b"hello").hexdigest()
 OTHER = hashlib.sha256(b"other").hexdigest()
 NAMES = ["plain", "two words", " blank first", "*star", "\\", "a\\nb", "line\nfeed", "ends in feed\n", "\\\\x", "é",
-         "\udcff", "SHA256 (x) = y", "#hash", "x.sha256"]  # fmt: skip
+         "return\r", "a\rb", "\udcff", "SHA256 (x) = y", "#hash", "x.sha256"]  # fmt: skip
 
 needs_sha256sum = pytest.mark.skipif(shutil.which("sha256sum") is None, reason="sha256sum is not here")
 

@@ -4,9 +4,9 @@ r"""Lists of SHA-256 digests as text, in the format of ``sha256sum``: one line e
 
     <64 hex digits>  <name>
 
-A name with a backslash or a line feed in it is escaped (``\\``, ``\n``), and its
-line begins with a backslash. Read as well: ``*`` in front of the name, as of files
-in binary mode, and lines of the form ``SHA256 (name) = digits``.
+A name with a backslash, a line feed or a carriage return in it is escaped (``\\``,
+``\n``, ``\r``), and its line begins with a backslash. Read as well: ``*`` in front of
+the name, as of files in binary mode, and lines of the form ``SHA256 (name) = digits``.
 
 Source: the manual of GNU coreutils, "md5sum invocation"; checked against ``sha256sum -c``.
 """
@@ -26,6 +26,8 @@ OTHERS = ("SHA256SUMS",)  # names of such lists by other hands
 
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}\Z")
 _LINE = re.compile(r"(\\?)(?:([0-9a-fA-F]{64}) [ *](.*)|SHA256 \((.*)\) = ([0-9a-fA-F]{64}))\Z", re.DOTALL)
+# A carriage return at the end of a line is taken for part of it by ``sha256sum -c``.
+_ESCAPED = frozenset("\\\n\r")
 
 
 def is_manifest(name: str) -> bool:
@@ -44,9 +46,9 @@ def sums_text(digests: Mapping[str, str]) -> str:
 
 
 def _line(name: str, digest: str) -> str:
-    if "\\" not in name and "\n" not in name:
+    if not _ESCAPED.intersection(name):
         return f"{digest}  {name}\n"
-    return "\\{}  {}\n".format(digest, name.replace("\\", "\\\\").replace("\n", "\\n"))
+    return "\\{}  {}\n".format(digest, name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r"))
 
 
 def sums_of(text: str) -> dict[str, str]:
