@@ -1,0 +1,67 @@
+"""The pages at the root name what is there: modules, commands, pages of `docs`; each once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tensorio.cli import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "tensorio"
+# Folders of many modules that do different things; of the others, the table says what they are as a whole.
+DESCRIBED = ("asynchronous", "checkpoint", "encryption", "manager")
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+def modules() -> list[str]:
+    top = [p.stem for p in PACKAGE.iterdir() if p.suffix in (".py", ".pyx")]
+    inside = [p.stem for folder in DESCRIBED for p in (PACKAGE / folder).glob("*.py")]
+    return sorted(set(top + inside) - {"__init__", "_version"})
+
+
+def folders() -> list[str]:
+    return sorted(p.parent.name for p in PACKAGE.glob("*/__init__.py"))
+
+
+@pytest.mark.parametrize("name", [*modules(), *(f"{folder}/" for folder in folders())])
+def test_every_module_has_its_place_in_the_architecture(name: str) -> None:
+    assert f"`{name}`" in text_of("ARCHITECTURE.md")
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"])
+def test_no_row_or_line_is_there_twice(page: str) -> None:
+    """Tables by their first cells, which name the row; lists and prose by the line."""
+    keys = []
+    for line in re.sub(r"```.*?```", "", text_of(page), flags=re.DOTALL).splitlines():
+        cells = line.split("|")
+        if line.startswith("|") and not set(line) <= set("| -"):
+            keys.append("|".join(cells[1:-2]) or line)
+        elif len(line) > 40:
+            keys.append(line)
+    assert sorted({key for key in keys if keys.count(key) > 1}) == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("command", sorted(cli.commands))
+def test_every_command_is_named(page: str, command: str) -> None:
+    assert re.search(rf"`{command}`|tensorio {command}\b", text_of(page))
+
+
+@pytest.mark.parametrize("page", sorted(p.name for p in (ROOT / "docs").glob("*.md")))
+def test_every_page_is_linked(page: str) -> None:
+    assert f"](docs/{page})" in text_of("README.md")
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))],
+)
+def test_links_lead_somewhere(page: str) -> None:
+    targets = re.findall(r"\]\((?!\w+:)([^)#]+)", text_of(page))
+    assert [t for t in targets if not ((ROOT / page).parent / t).exists()] == []
