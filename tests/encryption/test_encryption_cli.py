@@ -47,6 +47,8 @@ def test_keygen_writes_a_key_for_its_owner_alone(tool: Any, tmp_path: Path) -> N
     assert (code, err) == (0, "")
     assert re.fullmatch("[0-9a-f]{64}\n", text)
     assert text.strip() not in out
+    path = tmp_path / "key"
+    assert " ".join(out.split()) == f"{path} a key; use it as --key file:{path}"
     if os.name == "posix":
         assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
     code, out, err = tool("keygen", tmp_path / "key")

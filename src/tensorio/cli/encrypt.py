@@ -72,7 +72,9 @@ def keygen(path: str) -> None:
             file.write(f"{secrets.token_hex(32)}\n")
             file.flush()
             os.fsync(fd)
-    console().print(Cell(f"{shown(path)}: a key; use it as --key file:{shown(path)}"))
+    sheet = Sheet("<<")
+    sheet.add(Cell(shown(path), "bold"), f"a key; use it as --key file:{shown(path)}")
+    console().print(sheet)
 
 
 def _run(act: str, source: str, target: str, **options: Any) -> None:
