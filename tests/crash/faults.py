@@ -1,7 +1,7 @@
-"""Let every system call of a save fail, in every way, one after another: ``faults.py WRITER FOLDER``, over the shim.
+"""Let every system call of a save fail, in every way, one after another: ``faults.py WRITER FOLDER [few]``.
 
-Each trial is a forked process that overwrites a good checkpoint. Prints one JSON object: how many trials there were,
-how they ended, and those that broke the promise.
+Over the shim, each trial is a forked process that overwrites a good checkpoint. Prints one JSON object: how many trials
+there were, how they ended, and those that broke the promise.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ ERRNOS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG)
 # A disk stays full or broken; a signal that never stops coming is none.
 ONCE = (*ERRNOS, errno.EINTR, errno.EAGAIN, SHORT, KILL)
 WAYS = [(how, False) for how in ONCE] + [(how, True) for how in (errno.ENOSPC, errno.EIO)]
+FEW = [(errno.ENOSPC, False), (errno.EINTR, False), (KILL, False), (errno.EIO, True)]
 
 
 class Trial(NamedTuple):
@@ -98,6 +99,7 @@ def _what_is_wrong_with(scene: Scene, trial: Trial, outcome: Outcome) -> list[st
 
 def main() -> None:
     name, folder = sys.argv[1], Path(sys.argv[2])
+    ways = FEW if sys.argv[3:] == ["few"] else WAYS
     writer = (WRITERS | PEERS)[name]
     scene, shim = Scene(writer, folder), Shim()
     scene.reset()
@@ -109,7 +111,7 @@ def main() -> None:
     touched: Counter[str] = Counter()
     wrong = []
     for call in range(1, calls + 1):
-        for how, sticky in WAYS:
+        for how, sticky in ways:
             trial = Trial(call, how, sticky)
             outcome, fired = run_trial(scene, shim, trial)
             state, complained = complaints(scene, trial, outcome, fired)

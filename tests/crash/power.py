@@ -1,9 +1,9 @@
-"""Cut the power of a disk: ``power.py FOLDER FILESYSTEM WRITER CUTS SEED``, over the shim, as root.
+"""Cut the power of a disk: ``power.py FOLDER FILESYSTEM CUTS SEED WRITER...``, over the shim, as root.
 
 Each round has a new image on a loop device. A process saves to it, and FS_IOC_SHUTDOWN ends the filesystem: nothing
 that is not on the disk by then gets there. Mounted again, the disk shows what a computer would find that starts after
 a power cut: right after a save that returned, and before CUTS of its system calls, fresh and over an old checkpoint.
-Prints a list of rounds as JSON.
+Prints a list of rounds by writer as JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from shim import CUT, LOG_FLUSHED, LOG_LOST, Shim
 from states import NEW, OLD, Scene
-from writers import UNSYNCED, WRITERS
+from writers import UNSYNCED, WRITERS, Writer
 
 
 class Filesystem(NamedTuple):
@@ -99,7 +99,7 @@ def play(scene: Scene, shim: Shim, disk: Disk, round: Round) -> dict[str, object
     """Save, cut the power, mount again; whether the save had returned, and what is there."""
     with disk.mounted():
         scene.reset(round.fresh)
-        os.sync()
+        subprocess.run(["sync", "-f", disk.mountpoint], check=True)  # this disk alone
         read_end, write_end = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -127,11 +127,10 @@ def play(scene: Scene, shim: Shim, disk: Disk, round: Round) -> dict[str, object
     return {**round._asdict(), "returned": returned, "state": state, "right": state in right, "left": left}
 
 
-def main() -> None:
-    folder, name, writer, cuts, seed = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
-    scene = Scene((WRITERS | UNSYNCED)[writer], folder, 200_000, disk=folder / "disk")
-    shim, chance, rounds = Shim(), random.Random(seed), []
+def rounds_of(folder: Path, filesystem: Filesystem, writer: Writer, cuts: int, seed: int) -> list[dict[str, object]]:
     (folder / "disk" / "work").mkdir(parents=True)
+    scene = Scene(writer, folder, 200_000, disk=folder / "disk")
+    shim, chance, rounds = Shim(), random.Random(seed), []
     shim.arm(scene.work)
     scene.write()
     calls = shim.count()
@@ -140,10 +139,19 @@ def main() -> None:
     for flag in FLAGS.values():
         for fresh in (True, False):
             for call in [0] + [chance.randint(1, calls) for _ in range(cuts)]:
-                disk = Disk(folder, FILESYSTEMS[name])
+                disk = Disk(folder, filesystem)
                 rounds.append(play(scene, shim, disk, Round(fresh, flag, call)))
                 disk.remove()
-    print(json.dumps(rounds))
+    return rounds
+
+
+def main() -> None:
+    folder, filesystem, cuts, seed = Path(sys.argv[1]), FILESYSTEMS[sys.argv[2]], int(sys.argv[3]), int(sys.argv[4])
+    writers = WRITERS | UNSYNCED
+    found = {
+        name: rounds_of(folder / str(i), filesystem, writers[name], cuts, seed) for i, name in enumerate(sys.argv[5:])
+    }
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

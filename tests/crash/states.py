@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from writers import Version, Writer, digest, read, versions
+from writers import Version, Writer, digest, versions
 
 OLD, NEW, NOTHING, UNREADABLE, OTHER = "old", "new", "nothing", "unreadable", "other"
 
@@ -35,7 +35,7 @@ class Scene:
             place = self._kept / name / writer.target
             place.parent.mkdir(parents=True)
             writer.write(version, place)
-            found = read(place)
+            found = writer.read(place)
             self._digests[digest(found)] = name
             if place.is_file():
                 assert digest(found) == digest(version.arrays), "the writer does not write what it is given"
@@ -58,13 +58,15 @@ class Scene:
         if not os.path.lexists(self.target):
             return NOTHING
         try:
-            return self._digests.get(digest(read(self.target)), OTHER)
+            return self._digests.get(digest(self.writer.read(self.target)), OTHER)
         except Exception:
             return UNREADABLE
 
     def litter(self) -> list[str]:
-        """What is beside the target."""
-        return sorted(name for name in os.listdir(self.work) if name != self.writer.target)
+        """What is beside the target, and temporaries in it."""
+        known = {self.writer.target, self.writer.beside}
+        beside = {name for name in os.listdir(self.work) if name not in known}
+        return sorted(beside | {str(path.relative_to(self.work)) for path in self.work.rglob(".*.tensorio-*")})
 
 
 class Outcome(NamedTuple):

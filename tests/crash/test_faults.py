@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,18 @@ pytestmark = [
 ]
 
 
+# Each takes a way of its own to the disk; of the others, a run of every day tries four ways of ten.
+DISTINCT = {"save .safetensors", "save, manifest", "shard", "save, several files", "save, several files in place"}
+LONG = int(os.environ.get("TENSORIO_CRASH", "50")) > 50
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_call_of_a_save_may_fail(name: str, memory_disk: Path) -> None:
-    found = json.loads(shim.run("faults.py", name, memory_disk / "trials"))
+    all_ways = LONG or name in DISTINCT
+    found = json.loads(shim.run("faults.py", name, memory_disk / "trials", *([] if all_ways else ["few"])))
     assert not found["wrong"], "\n".join(found["wrong"][:40])
-    assert found["trials"] >= 10 * found["calls"]
+    assert found["trials"] == (10 if all_ways else 4) * found["calls"]
     calls = set(found["touched"])
     assert {"open", "write", "rename", "killed"} <= calls
     assert not WRITERS[name].durable or "fsync" in calls
