@@ -8,6 +8,7 @@ import os
 import weakref
 
 from tensorio.errors import LockedError, UnsupportedError, escaped
+from tensorio.output import naming
 
 __all__ = ["WriterLock"]
 
@@ -42,10 +43,11 @@ class WriterLock:
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
         try:
             _lock(fd, self.path)
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"process {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+            with naming(self.path):
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, f"process {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
         except BaseException:
-            os.close(fd)
+            _close(fd)
             raise
         self._fd = fd
         _held.add(self)
@@ -55,10 +57,10 @@ class WriterLock:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             _held.discard(self)
-            with contextlib.suppress(OSError, ImportError):  # nothing can be imported at the very end of a program
+            with contextlib.suppress(OSError):
                 os.ftruncate(fd, 0)
-                _unlock(fd)
-            os.close(fd)
+            _unlock(fd)
+            _close(fd)
 
     __del__ = release
 
@@ -66,7 +68,20 @@ class WriterLock:
         """Close it in a forked child, so that the lock goes with the parent, whose it is."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            _close(fd)
+
+
+def _close(fd: int) -> None:
+    with contextlib.suppress(OSError):  # of the note who holds it; closed all the same
+        os.close(fd)
+
+
+def _unlock(fd: int) -> None:
+    """Let go by name: a child that was just forked may not have come to close its descriptor of the lock."""
+    with contextlib.suppress(OSError, ImportError):  # nothing can be imported at the very end of a program
+        import fcntl
+
+        fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def _lock(fd: int, path: str) -> None:
@@ -88,13 +103,6 @@ def _lock(fd: int, path: str) -> None:
         raise UnsupportedError(
             "the filesystem has no locks; say lock=False if nobody else writes there", path=path
         ) from None
-
-
-def _unlock(fd: int) -> None:
-    """Let go of the lock itself: a child that was just forked may have the descriptor, and the lock with it, still."""
-    import fcntl
-
-    fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def _forget_all() -> None:
