@@ -87,3 +87,8 @@ def test_an_empty_folder_is_no_error(checkpoints: Any, tmp_path: Path) -> None:
     assert code == 0
     assert "no checkpoints" in out
     assert json.loads(checkpoints(tmp_path, "--json")[1])["latest_valid"] is None
+
+
+def test_a_folder_that_is_not_there_is_wrong_use(checkpoints: Any, tmp_path: Path) -> None:
+    for more in ([], ["--json"]):
+        assert checkpoints(tmp_path / "nothing", *more)[0] == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -51,6 +52,8 @@ def command(ctx: click.Context, folder: str, deep: bool, as_json: bool) -> None:
     """  # noqa: D301  (click wants the backspace itself)
     from tensorio.manager._manager import CheckpointManager
 
+    if "://" not in folder:
+        os.stat(folder)  # a name that was mistyped is not a run without checkpoints
     manager = CheckpointManager(folder)
     if not as_json and not manager.steps():
         click.echo(f"{shown(folder)}: no checkpoints")
