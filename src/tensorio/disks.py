@@ -98,7 +98,10 @@ def _look(device: int, fd: int) -> Disk:
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as f:
             text = f.read()
-        return _found(text, device, os.readlink(f"/proc/self/fd/{fd}"))
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if path.startswith("/memfd:"):
+            return Disk("tmpfs", "no mount")  # of the kernel's own (memfd_create(2)), which no table of mounts has
+        return _found(text, device, path)
     except OSError:
         return Disk("", "")
 

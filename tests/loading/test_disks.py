@@ -47,6 +47,15 @@ def test_filesystem_is_found_by_device_then_by_path(device: tuple[int, int], pat
     assert disks._found(MOUNTINFO, os.makedev(*device), path) == expected
 
 
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memfd_create is Linux'")
+def test_memory_with_a_descriptor_is_memory() -> None:
+    fd = os.memfd_create("x")
+    disk = disks.disk_of(os.fstat(fd).st_dev, fd)
+    os.close(fd)
+    assert disk.in_memory
+    assert disk.local
+
+
 def test_filesystem_of_this_file_is_what_the_system_says() -> None:
     with open(__file__, "rb") as f:
         disk = disks.disk_of(os.fstat(f.fileno()).st_dev, f.fileno())
