@@ -482,7 +482,7 @@ def _save_as_another_user(folder: Path) -> list[str]:
 @LINUX
 def test_folder_that_may_not_be_written_to_is_not_replaced(in_child: Any) -> None:
     """What is in it could not be removed then."""
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:  # other users may not look into ours
         os.chmod(place, 0o755)
         folder = Path(place) / "within" / "m"
         folder.parent.mkdir()
@@ -496,7 +496,7 @@ def test_folder_that_may_not_be_written_to_is_not_replaced(in_child: Any) -> Non
 
 @LINUX
 def test_folder_within_may_be_read_only(in_child: Any) -> None:
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:  # other users may not look into ours
         os.chmod(place, 0o755)
         folder = Path(place) / "within" / "m"
         folder.parent.mkdir()

@@ -29,6 +29,17 @@ _MARK, _END = ".tensorio-", ".tmp"
 _MANY, _SHARE = 10_000, 100
 _rest: dict[str, float] = {}  # the folder of many names, and until when it is let alone
 
+_process = object()  # another one in a forked child; to compare numbers of processes takes memory, and there may be none
+
+
+def _forked() -> None:
+    global _process
+    _process = object()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
 
 def temporary_name(folder: str, name: str) -> str:
     """Return a path for what will be renamed to `name` in a folder: new, and saying which process asked.
@@ -70,11 +81,11 @@ def made_file(folder: str, name: str, mode: int) -> Iterator[tuple[int, str]]:
         return os.open(path, flags, mode)
 
     fd, path = _held(make, folder, name)
-    maker = os.getpid()
+    maker = _process
     try:
         yield fd, path
     except BaseException:
-        if os.getpid() == maker:  # a forked child may let go of the generator: the file is its parent's
+        if _process is maker:  # a forked child may let go of the generator: the file is its parent's
             _remove(path)
         raise
     finally:
@@ -109,7 +120,7 @@ def made_folder(folder: str, name: str, mode: int, final: str | None = None) -> 
             raise
 
     fd, path = _held(make, folder, name)
-    maker = os.getpid()
+    maker = _process
     try:
         yield path
     except OSError as error:
@@ -119,7 +130,7 @@ def made_folder(folder: str, name: str, mode: int, final: str | None = None) -> 
         placed = (final or os.path.join(folder, name)) + found[len(path) :]
         raise OSError(error.errno, error.strerror, placed) from error
     finally:
-        if os.getpid() == maker:  # as above
+        if _process is maker:  # as above
             _give_up(path, fd)
         elif fd >= 0:
             os.close(fd)
