@@ -60,9 +60,13 @@ def require_writable(folder: str) -> None:
     Raises
     ------
     PermissionError
+    OSError
+        With EROFS: it is on a disk that nobody may write to.
     """
     if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+        read_only = hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_RDONLY
+        number = errno.EROFS if read_only else errno.EACCES
+        raise OSError(number, os.strerror(number), folder)
 
 
 @contextlib.contextmanager
