@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import tensorio
-from tensorio import disks, output, temporaries
+from tensorio import disks, temporaries
 
 NAME = "model.safetensors"
 TENSORS = {"w": np.arange(9)}
@@ -87,7 +87,7 @@ def test_next_save_removes_what_a_killed_one_left(made: str, tmp_path: Path) -> 
 def test_what_a_process_holds_stays(made: str, tmp_path: Path) -> None:
     with held(made, tmp_path) as (_, path):
         tensorio.save(TENSORS, tmp_path / NAME)
-        assert output.clean_stale(str(tmp_path)) == []
+        assert temporaries.clean_stale(str(tmp_path)) == []
         assert path.exists()
 
 
@@ -96,7 +96,7 @@ def test_what_a_process_holds_stays_whatever_its_name_says(made: str, tmp_path: 
     """On one host the lock decides: the namespaces of containers know each other's processes under other ids."""
     with held(made, tmp_path) as (_, path):
         path = other_host(path)
-        assert output.clean_stale(str(tmp_path), NAME) == []
+        assert temporaries.clean_stale(str(tmp_path), NAME) == []
         assert path.exists()
 
 
@@ -106,7 +106,7 @@ def test_lock_alone_decides_where_all_share_one_system(made: str, tmp_path: Path
     with open(path if path.is_file() else __file__) as f:
         if not disks.disk_of(path.stat().st_dev, f.fileno()).local:
             pytest.skip("the folder for temporary files may be shared with other hosts")
-    assert output.clean_stale(str(tmp_path), NAME) == [str(path)]
+    assert temporaries.clean_stale(str(tmp_path), NAME) == [str(path)]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -114,7 +114,7 @@ def test_lock_alone_decides_where_all_share_one_system(made: str, tmp_path: Path
 @pytest.mark.usefixtures("shared_disk")
 def test_on_a_shared_disk_what_other_hosts_left_stays(made: str, tmp_path: Path) -> None:
     path = other_host(killed(made, tmp_path))
-    assert output.clean_stale(str(tmp_path), NAME) == []
+    assert temporaries.clean_stale(str(tmp_path), NAME) == []
     assert path.exists()
 
 
@@ -122,7 +122,7 @@ def test_on_a_shared_disk_what_other_hosts_left_stays(made: str, tmp_path: Path)
 @pytest.mark.usefixtures("shared_disk")
 def test_on_a_shared_disk_what_this_host_left_goes(made: str, tmp_path: Path) -> None:
     path = killed(made, tmp_path)
-    assert output.clean_stale(str(tmp_path), NAME) == [str(path)]
+    assert temporaries.clean_stale(str(tmp_path), NAME) == [str(path)]
 
 
 @KINDS
@@ -131,7 +131,7 @@ def test_without_locks_the_name_decides(made: str, tmp_path: Path, monkeypatch: 
     dead = killed(made, tmp_path)
     foreign = other_host(killed(made, tmp_path))
     with held(made, tmp_path) as (_, path):
-        assert output.clean_stale(str(tmp_path), NAME) == [str(dead)]
+        assert temporaries.clean_stale(str(tmp_path), NAME) == [str(dead)]
         assert path.exists()
         assert foreign.exists()
 
@@ -141,16 +141,16 @@ def test_process_id_given_to_another_process_does_not_keep_litter(tmp_path: Path
     path = Path(temporaries.temporary_name(str(tmp_path), NAME))
     pid, start, host, random = path.name.rpartition(".tensorio-")[2].split("-")
     path.touch()
-    assert output.clean_stale(str(tmp_path), NAME) == []  # this process, which is there
+    assert temporaries.clean_stale(str(tmp_path), NAME) == []  # this process, which is there
     path.rename(path.with_name(f".{NAME}.tensorio-{pid}-{int(start, 16) - 1:x}-{host}-{random}"))
-    assert len(output.clean_stale(str(tmp_path), NAME)) == 1
+    assert len(temporaries.clean_stale(str(tmp_path), NAME)) == 1
 
 
 def test_only_what_was_to_get_the_name_goes(tmp_path: Path) -> None:
     other = killed("made_file", tmp_path, "optimizer.pt")
     mine = killed("made_file", tmp_path)
-    assert output.clean_stale(str(tmp_path), NAME) == [str(mine)]
-    assert output.clean_stale(str(tmp_path)) == [str(other)]
+    assert temporaries.clean_stale(str(tmp_path), NAME) == [str(mine)]
+    assert temporaries.clean_stale(str(tmp_path)) == [str(other)]
 
 
 def test_files_of_the_user_stay(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_files_of_the_user_stay(tmp_path: Path) -> None:
              f".{NAME}.tensorio-1-1-host-0", ".other.tensorio-.tmp"]  # fmt: skip
     for name in names:
         (tmp_path / name).touch()
-    assert output.clean_stale(str(tmp_path)) == []
+    assert temporaries.clean_stale(str(tmp_path)) == []
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(names)
 
 
@@ -167,7 +167,7 @@ def test_links_and_pipes_of_such_names_are_not_followed(tmp_path: Path) -> None:
     precious.write_bytes(b"x")
     Path(temporaries.temporary_name(str(tmp_path), NAME)).symlink_to(precious)
     os.mkfifo(temporaries.temporary_name(str(tmp_path), NAME))
-    assert output.clean_stale(str(tmp_path)) == []
+    assert temporaries.clean_stale(str(tmp_path)) == []
     assert precious.read_bytes() == b"x"
 
 
@@ -181,7 +181,7 @@ def test_one_that_is_taken_for_litter_as_it_is_made_is_made_again(
     def lock(fd: int) -> bool | None:
         if not cleaned:
             cleaned.append(None)
-            cleaned.extend(output.clean_stale(str(tmp_path), NAME))
+            cleaned.extend(temporaries.clean_stale(str(tmp_path), NAME))
         return real(fd)
 
     monkeypatch.setattr(temporaries, "_lock", lock)
@@ -197,7 +197,7 @@ def test_one_that_is_taken_for_litter_as_it_is_made_is_made_again(
 def test_every_file_name_has_a_temporary(length: int, tmp_path: Path) -> None:
     name = "n" * length
     killed("made_file", tmp_path, name)
-    assert len(output.clean_stale(str(tmp_path), name)) == 1
+    assert len(temporaries.clean_stale(str(tmp_path), name)) == 1
 
 
 def test_temporaries_of_forked_processes_are_theirs(tmp_path: Path, in_child: Any) -> None:
@@ -224,7 +224,7 @@ def test_large_folder_is_not_looked_through_for_every_save(tmp_path: Path, monke
     for i in range(5):
         tensorio.save(TENSORS, tmp_path / f"{i}.safetensors")
     assert len(looks) == 1
-    output.clean_stale(str(tmp_path))  # who asks outright is served
+    temporaries.clean_stale(str(tmp_path))  # who asks outright is served
     assert len(looks) == 2
 
 

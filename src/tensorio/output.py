@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tensorio import _host
 from tensorio.errors import UnsupportedError
-from tensorio.temporaries import clean_stale, made_file, made_folder, temporary_name
+from tensorio.temporaries import clean_stale, made_file, made_folder
 
 if TYPE_CHECKING:
     from tensorio.plan import Plan
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int], object]
 
 __all__ = [
-    "clean_stale", "naming", "preallocate", "renamed", "replacing", "settle", "sync_folder", "syncing_names",
-    "temporary_name", "write_plan", "writing",
+    "naming", "preallocate", "renamed", "replacing", "settle", "sync_folder", "syncing_names", "write_plan", "writing",
 ]  # fmt: skip
 
 # What a filesystem without the call answers; anything else is a real failure.

@@ -29,9 +29,8 @@ _MARK, _END = ".tensorio-", ".tmp"
 _MANY, _SHARE = 10_000, 100
 _rest: dict[str, float] = {}  # the folder of many names, and until when it is let alone
 
-_process = (
-    object()
-)  # another one in a forked child; to compare numbers of processes takes memory, and there may be none
+# Another one in a forked child. To compare numbers of processes takes memory, and there may be none.
+_process = object()
 
 
 def _forked() -> None:
