@@ -12,7 +12,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 
-__all__ = ["CantCarry", "Carried", "carry", "carry_late", "take_owner"]
+__all__ = ["CantCarry", "Carried", "carry", "carry_late", "take_mode", "take_owner"]
 
 MOST = 1000  # entries; a folder with more is not a checkpoint's
 COPIED_MOST = 64 << 20  # bytes in files that can't be linked
@@ -142,3 +142,9 @@ def take_owner(target: str, found: os.stat_result) -> None:
     if hasattr(os, "chown"):
         with contextlib.suppress(PermissionError):
             os.chown(target, found.st_uid, found.st_gid)
+
+
+def take_mode(target: str, found: os.stat_result) -> None:
+    """Give a file or folder the owner of another, as far as that is allowed, and its mode."""
+    take_owner(target, found)
+    os.chmod(target, stat.S_IMODE(found.st_mode))  # behind the owner, whose change takes bits away

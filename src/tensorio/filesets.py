@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import stat
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from tensorio.carrying import take_owner
+from tensorio.carrying import take_mode
 from tensorio.disks import is_mount
 from tensorio.folders import NO_EXCHANGE, publish_folder, require_writable, write_together
 from tensorio.output import naming, renamed, syncing_names
@@ -126,8 +125,7 @@ def _take_modes(staging: str, folder: str, files: FileSet) -> None:
         except FileNotFoundError:  # a link to nowhere
             continue
         for path in (os.path.join(staging, new) for new in [*files.names(), files.commit]):
-            take_owner(path, found)
-            os.chmod(path, stat.S_IMODE(found.st_mode))
+            take_mode(path, found)
         return
 
 
@@ -164,8 +162,7 @@ def _write_again(path: str, plan: Plan, durable: bool) -> None:
     old = os.stat(path)
     os.unlink(path)
     write_together([[(path, plan)]], durable=durable)
-    take_owner(path, old)
-    os.chmod(path, stat.S_IMODE(old.st_mode))
+    take_mode(path, old)
 
 
 def _put_back(moved: Iterable[tuple[str, str]]) -> None:

@@ -10,12 +10,11 @@ import contextlib
 import errno
 import os
 import shutil
-import stat
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tensorio import _host
-from tensorio.carrying import CantCarry, Carried, carry, carry_late, take_owner
+from tensorio.carrying import CantCarry, Carried, carry, carry_late, take_mode
 from tensorio.output import naming, preallocate, renamed, settle, sync_folder, syncing_names, writing
 from tensorio.temporaries import clean_stale, kept, made_folder
 
@@ -179,8 +178,7 @@ def _take_over(staging: str, final: str) -> None:
         old = os.stat(final)
     except FileNotFoundError:
         return
-    take_owner(staging, old)
-    os.chmod(staging, stat.S_IMODE(old.st_mode))
+    take_mode(staging, old)
 
 
 def _exchanged(staging: str, final: str, ours: Callable[[str], set[str]] | None, durable: bool) -> bool:

@@ -85,7 +85,7 @@ def shard_target(path: Any, format: str | None) -> ShardTarget:
 
 
 class _Set:
-    """The names of a set's files, and its index; see `tensorio.folders.FileSet`."""
+    """The names of a set's files, and its index; see `tensorio.filesets.FileSet`."""
 
     def __init__(self, target: ShardTarget, parts: list[list[str]], total: int) -> None:
         self._stem, self._suffix = target.stem, target.suffix
