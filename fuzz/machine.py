@@ -429,12 +429,21 @@ def warm_up(folder: str) -> None:
     """Import what is imported on first use, so that an import is news."""
     for module in pkgutil.walk_packages(tensorio.__path__, "tensorio."):
         if not module.name.startswith(("tensorio.cli", "tensorio.torch", "tensorio.__main__")):
-            importlib.import_module(module.name)
+            import_if_installed(module.name)
     for data in Source.cases():
         for turn in range(8):
             judge.Judge(folder)(data, containers.suffix_of(data), 1 << 20, random.Random(turn))
     gc.disable()
     gc.freeze()
+
+
+def import_if_installed(name: str) -> None:
+    """Import a module, unless it is the face of a package that is not here, such as `tensorio.safetensors.flax`."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "tensorio":
+            raise
 
 
 def replay(path: str) -> int:
