@@ -133,7 +133,7 @@ def test_big_durable(race: Race, big: Checkpoints, target: Path) -> None:
             Entry(
                 "write, fsync, rename, fsync",
                 _saving(other, lambda file: peers.write(arrays, file, sync=True)),
-                None,
+                1.1,
                 "wall",
             )
         ],

@@ -149,3 +149,13 @@ def test_flat_plan_joins_neighbours_and_keeps_order() -> None:
     assert flat.nbytes == len(b"".join(pieces))
     picked = plan.FlatPlan(b"", payloads.select([7, 4, 1]))
     assert b"".join(bytes(p) for p in picked.pieces()) == b"fda"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_pieces_of_large_tensors_end_where_the_file_has_whole_blocks(format: str) -> None:
+    """Else each block of the page cache is written by two calls."""
+    tensors = {name: np.zeros(2 * plan.PIECE + 100, "u1") for name in "abc"}
+    offsets = {0}
+    for piece in laid_out(format, tensors).pieces():
+        offsets.add(max(offsets) + len(piece))
+    assert offsets >= set(range(0, max(offsets), plan.PIECE))

@@ -279,7 +279,7 @@ class ZipPlan:
                 continue
             yield _core.zip_local(self._placed, self._names, start + i)
             crc = 0
-            for piece in payloads.pieces(i):
+            for piece in payloads.pieces(i, self.data_offset(start + i)):
                 crc = _core.crc32(piece, crc)
                 yield piece
             yield _core.zip_descriptor(self._placed, start + i, crc)
