@@ -16,7 +16,7 @@ import peers
 import tensorio
 from inputs import Checkpoints, size_of
 from race import Entry, Race, Table
-from tensorio.reading import readers
+from tensorio.storage.reading import readers
 
 suffixes = pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 

@@ -16,7 +16,8 @@ import pytest
 
 import cases
 import tensorio
-from tensorio import _host, output
+from tensorio import _host
+from tensorio.writing import output
 
 SMALL = {"x": np.arange(6, dtype="f4").reshape(2, 3), "y": np.arange(5, dtype="u1")}
 LARGE = {"w": np.arange(1 << 20, dtype="f4")}

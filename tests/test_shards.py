@@ -26,12 +26,13 @@ import safetensors.torch
 import torch
 
 import tensorio
-from tensorio import _host, carrying, folders
+from tensorio import _host
 from tensorio.checkpoint._packing import Entry, entries_of, nbytes_of, split
 from tensorio.checkpoint._sums import INSIDE as SUMS
 from tensorio.checkpoint._sums import SUFFIX
 from tensorio.errors import TensorMismatchError, UnsupportedError
-from tensorio.temporaries import clean_stale
+from tensorio.writing import carrying, folders
+from tensorio.writing.temporaries import clean_stale
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="folders are exchanged on Linux only")
 

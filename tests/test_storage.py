@@ -26,9 +26,13 @@ import pytest
 import cases
 import hexfile
 import tensorio
-from tensorio import formats, memory, reading
-from tensorio.opening import open_storage
-from tensorio.storage import FileStorage, LazyStorage, MemoryStorage, arena
+from tensorio import formats
+from tensorio.storage import reading
+from tensorio.storage.base import LazyStorage, MemoryStorage
+from tensorio.storage.files import FileStorage
+from tensorio.storage.opening import open_storage
+from tensorio.storage.reading import arena
+from tensorio.system import memory
 
 CASE = cases.CASES["safetensors_small"]()
 

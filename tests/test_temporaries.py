@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 
 import tensorio
-from tensorio import disks, temporaries
+from tensorio.system import disks
+from tensorio.writing import temporaries
 
 NAME = "model.safetensors"
 TENSORS = {"w": np.arange(9)}
 HOLD = """
 import sys
-from tensorio import temporaries
+from tensorio.writing import temporaries
 made = getattr(temporaries, sys.argv[1])
 with made(sys.argv[2], sys.argv[3], 0o700) as found:
     print(found[1] if isinstance(found, tuple) else found, flush=True)

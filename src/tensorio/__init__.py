@@ -46,7 +46,6 @@ from tensorio.errors import (
     UnsafePickleError,
     UnsupportedError,
 )
-from tensorio.guarding import guard
 from tensorio.kinds import (
     DTensor,
     JaggedTensor,
@@ -64,6 +63,7 @@ from tensorio.scanning._report import Finding, ScannedFile, ScanReport
 from tensorio.sharing._api import attach, publish, published, unpublish
 from tensorio.sharing._attach import Published
 from tensorio.sharing._publication import Publication
+from tensorio.system.guarding import guard
 from tensorio.tensors import Chunk, Extent, TensorInfo
 from tensorio.values import Device, Opaque, Size, TorchDType, TorchTag
 

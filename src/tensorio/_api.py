@@ -15,8 +15,8 @@ from tensorio.encryption._header import is_encrypted
 from tensorio.encryption._opening import head_of
 from tensorio.errors import FormatError, UnknownFormatError, UnsupportedError, error_context
 from tensorio.formats._base import OpenOptions
-from tensorio.opening import open_storage
 from tensorio.scanning._report import ScanReport
+from tensorio.storage.opening import open_storage
 from tensorio.tree import prune
 
 __all__ = ["identify", "load", "open", "scan", "verify"]

@@ -16,7 +16,7 @@ from clock import assert_others_go_on
 from gates import SECONDS, held_up
 from tensorio.asynchronous._buffers import Buffers
 from tensorio.errors import TensorMismatchError
-from tensorio.reading import HUGE_PAGE
+from tensorio.storage.reading import HUGE_PAGE
 
 MIB = 1 << 20
 
@@ -193,7 +193,7 @@ def test_free_buffers_make_room_for_a_larger_one() -> None:
 
 
 def test_the_bound_is_half_of_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensorio import memory
+    from tensorio.system import memory
 
     monkeypatch.setattr(memory, "available", lambda: 8 * HUGE_PAGE)
     assert Buffers().lend(5 * HUGE_PAGE) is None

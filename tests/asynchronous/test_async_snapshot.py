@@ -17,7 +17,7 @@ from tensorio import _host
 from tensorio.asynchronous._buffers import Buffers
 from tensorio.asynchronous._snapshot import Snapshot
 from tensorio.plan import Payloads
-from tensorio.reading import READ_PIECE
+from tensorio.storage.reading import READ_PIECE
 
 torch = pytest.importorskip("torch")
 

@@ -28,8 +28,9 @@ from tensorio import (
 )
 from tensorio.formats import _zip_kind
 from tensorio.formats._base import OpenOptions
-from tensorio.ranges import RangeStorage
-from tensorio.storage import FileStorage, MemoryStorage
+from tensorio.storage.base import MemoryStorage
+from tensorio.storage.files import FileStorage
+from tensorio.storage.ranges import RangeStorage
 
 W = np.arange(6, dtype="f4").reshape(2, 3)
 TORCH = cases.plain_torch_bytes({"w": W})

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 import tensorio
-from tensorio import _core, _host, reading, storage
-from tensorio.disks import Disk
-from tensorio.opening import open_storage
-from tensorio.storage import FileStorage
+from tensorio import _core, _host
+from tensorio.storage import files, reading
+from tensorio.storage.files import FileStorage
+from tensorio.storage.opening import open_storage
+from tensorio.system.disks import Disk
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="this system has no O_DIRECT")
 
@@ -28,7 +29,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces and limits of the size of small files, on a disk where direct reads are wanted."""
     monkeypatch.setattr(reading, "DIRECT_FROM", 1)
     monkeypatch.setattr(reading, "READ_PIECE", 256 << 10)
-    monkeypatch.setattr(storage, "disk_of", lambda device, fd: Disk("ext4", "/"))
+    monkeypatch.setattr(files, "disk_of", lambda device, fd: Disk("ext4", "/"))
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_cold_file_is_read_past_the_cache(nbytes: int, tmp_path: Path, direct: l
     data = make(tmp_path / "x", nbytes)
     chill(tmp_path / "x")
     assert read(tmp_path / "x") == data
-    ends = storage.HEAD + storage.TAIL + 2 * reading.READ_PIECE if nbytes >= 2 << 20 else 4096  # read for the headers
+    ends = files.HEAD + files.TAIL + 2 * reading.READ_PIECE if nbytes >= 2 << 20 else 4096  # read for the headers
     assert sum(n for _, n in direct) > nbytes - ends
     fd = os.open(tmp_path / "x", os.O_RDONLY)
     cached = _host.cached(fd, 0, nbytes)

@@ -12,8 +12,9 @@ import pytest
 
 import cases
 import tensorio
-from tensorio import disks, reading, storage
-from tensorio.disks import Disk
+from tensorio.storage import files, reading
+from tensorio.system import disks
+from tensorio.system.disks import Disk
 
 NFS = Disk("nfs4", "/data")
 CASE = cases.CASES["safetensors_small"]()
@@ -80,7 +81,7 @@ def test_near_filesystems(type: str) -> None:
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[Disk], None]:
     """Have every file be on some filesystem."""
-    return lambda disk: monkeypatch.setattr(storage, "disk_of", lambda device, fd: disk)
+    return lambda disk: monkeypatch.setattr(files, "disk_of", lambda device, fd: disk)
 
 
 @pytest.fixture
@@ -132,7 +133,7 @@ def test_load_from_afar_maps_what_memory_has_no_room_for(
     path = tmp_path / "x.safetensors"
     tensorio.save({"x": np.ones(1 << 20, "f4")}, path, durable=False)
     on(NFS)
-    monkeypatch.setattr("tensorio.memory.available", lambda: 1 << 20)
+    monkeypatch.setattr("tensorio.system.memory.available", lambda: 1 << 20)
     tree = tensorio.load(path)
     assert maps(path)
     assert sum(n for _, n in preads) == path.stat().st_size  # into the page cache
@@ -143,7 +144,7 @@ def test_load_from_afar_maps_what_memory_has_no_room_for(
 def test_open_from_afar_reads_each_tensor_ahead_once(
     suffix: str, tmp_path: Path, on: Any, preads: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "READ_PIECE", 1 << 20)
+    monkeypatch.setattr(files, "READ_PIECE", 1 << 20)
     path = tmp_path / f"x{suffix}"
     tensors = {name: np.full(3 << 20, i, "u1") for i, name in enumerate("abc")}
     tensorio.save(tensors, path, durable=False)
@@ -242,7 +243,7 @@ def test_faces_read_ahead_from_afar_and_nothing_from_near(
     import tensorio.safetensors.torch
     import tensorio.torch
 
-    monkeypatch.setattr(storage, "READ_PIECE", 1 << 20)
+    monkeypatch.setattr(files, "READ_PIECE", 1 << 20)
     tree = {f"w{i}": torch.full((1 << 18,), i, dtype=torch.float32) for i in range(8)}  # a MiB each
     flat, pt = tmp_path / "m.safetensors", tmp_path / "m.pt"
     tensorio.save(tree, flat, durable=False)

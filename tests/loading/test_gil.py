@@ -12,7 +12,8 @@ import pytest
 
 import tensorio
 from clock import TICKS, Clock, assert_others_go_on
-from tensorio import _core, _host, reading
+from tensorio import _core, _host
+from tensorio.storage import reading
 
 pytestmark = pytest.mark.plain_build
 

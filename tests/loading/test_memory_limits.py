@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tensorio import memory
 from tensorio.checkpoint import _prefetch
+from tensorio.system import memory
 
 GIB = 1 << 30
 

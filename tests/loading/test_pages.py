@@ -15,9 +15,10 @@ import pytest
 
 import hexfile
 import tensorio
-from tensorio import _host, paging
-from tensorio.opening import open_storage
-from tensorio.storage import FileStorage
+from tensorio import _host
+from tensorio.storage.files import FileStorage
+from tensorio.storage.opening import open_storage
+from tensorio.system import paging
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs Linux's /proc")
 

@@ -16,9 +16,9 @@ import pytest
 
 import cases
 import tensorio
-from tensorio import paging
 from tensorio.checkpoint import _prefetch
-from tensorio.storage import FileStorage
+from tensorio.storage.files import FileStorage
+from tensorio.system import paging
 
 KIB = 1 << 10
 LAYERS = 10
@@ -124,7 +124,7 @@ def test_advance_by_hand(checkpoint: tensorio.Checkpoint) -> None:
 def test_window_follows_the_memory_that_is_left(
     checkpoint: tensorio.Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tensorio.memory.available", lambda: 16 * STEP)
+    monkeypatch.setattr("tensorio.system.memory.available", lambda: 16 * STEP)
     assert checkpoint.prefetch().window == 4 * STEP
     assert checkpoint.prefetch(window=100 * STEP).window == 4 * STEP
     assert checkpoint.prefetch(window=2 * STEP).window == 2 * STEP

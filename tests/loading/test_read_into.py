@@ -14,8 +14,8 @@ import pytest
 
 import cases
 import tensorio
-from tensorio import reading
 from tensorio.checkpoint import _into
+from tensorio.storage import reading
 
 NAMES = [n for n in cases.CASES if not n.startswith("torch_package")]
 
@@ -78,7 +78,7 @@ def test_small_neighbours_share_a_call(tmp_path: Path, monkeypatch: pytest.Monke
         calls.append(len(parts))
         real(fd, parts)
 
-    monkeypatch.setattr("tensorio.storage.read_parts", read_parts)
+    monkeypatch.setattr("tensorio.storage.files.read_parts", read_parts)
     with tensorio.open(many(tmp_path)) as checkpoint:
         out = {fqn: empty_like(checkpoint[fqn]) for fqn in checkpoint if fqn.startswith("small")}
         checkpoint.read_into(out)

@@ -36,21 +36,9 @@ RANKS: list[tuple[str, ...]] = [
         "arraylike",
     ),
     (
+        "system",
         "storage",
-        "lifetime",
-        "guarding",
-        "reading",
-        "paging",
-        "disks",
-        "memory",
-        "ranges",
-        "opening",
-        "output",
-        "temporaries",
-        "processes",
-        "carrying",
-        "folders",
-        "filesets",
+        "writing",
     ),
     ("tensors", "modules", "tree", "plan", "tp"),
     ("formats", "encryption"),
@@ -78,28 +66,17 @@ RANKS: list[tuple[str, ...]] = [
 ]
 # Where the picture allows a step up, with the reason.
 EXCEPTIONS = {
-    ("output", "plan"),  # for types only
-    ("folders", "plan"),  # for types only
-    ("filesets", "plan"),  # for types only
+    ("writing", "plan"),  # for types only
     ("storage", "_arrays"),
-    ("ranges", "_arrays"),
 }
 # Who may open files or map them: checkpoints; memory that is shared, and the notes on it; what the system says.
 DOORS = (
     "storage",
-    "reading",
-    "paging",
-    "disks",
-    "memory",
-    "opening",
-    "output",
-    "temporaries",
-    "processes",
+    "system",
+    "writing",
     "asynchronous/_shared",
     "sharing/_segments",
     "sharing/_registry",
-    "carrying",
-    "folders",
     "manager/_lock",
     "cli",
     "__main__",

@@ -16,8 +16,8 @@ import pytest
 import cases
 import tensorio
 from sharers import Stranger, ending, kill, publisher, python
-from tensorio import processes
 from tensorio.sharing._registry import GRACE, Registry
+from tensorio.system import processes
 
 linux = pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs Linux's /proc")
 

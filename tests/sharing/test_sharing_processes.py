@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorio import processes
+from tensorio.system import processes
 
 pytestmark = [
     pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs Linux's /proc"),

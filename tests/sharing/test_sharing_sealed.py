@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import tensorio
-from tensorio import memory
 from tensorio.sharing import _segments as segments
+from tensorio.system import memory
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd")
 

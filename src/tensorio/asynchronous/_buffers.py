@@ -6,8 +6,9 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 
-from tensorio import _core, _host, memory
-from tensorio.reading import HUGE_PAGE, arena, in_threads, readers
+from tensorio import _core, _host
+from tensorio.storage.reading import HUGE_PAGE, arena, in_threads, readers
+from tensorio.system import memory
 
 __all__ = ["Buffer", "Buffers", "private"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import mmap
 import os
 
-from tensorio import paging
 from tensorio.asynchronous._buffers import Buffer
 from tensorio.sharing._segments import anonymous_file
+from tensorio.system import paging
 
 __all__ = ["SharedBuffer", "mapped"]
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from tensorio import _host
 from tensorio.asynchronous._devices import PROMISED
-from tensorio.reading import READ_PIECE, in_threads, readers
+from tensorio.storage.reading import READ_PIECE, in_threads, readers
 
 if TYPE_CHECKING:
     from tensorio.asynchronous._buffers import Buffer

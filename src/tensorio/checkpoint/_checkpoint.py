@@ -21,8 +21,9 @@ from tensorio.errors import (
     error_context,
 )
 from tensorio.formats._base import IncompleteError, Opened, OpenOptions
-from tensorio.opening import leave_behind, open_storage
-from tensorio.storage import Identity, Storage
+from tensorio.storage.base import Storage
+from tensorio.storage.files import Identity
+from tensorio.storage.opening import leave_behind, open_storage
 from tensorio.tensors import CONJ, NEG, Infos, Table, TensorInfo
 from tensorio.tree import filled, fqns, is_kind, leaves, name_of
 

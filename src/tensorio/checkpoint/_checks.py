@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from tensorio import _core
 from tensorio.errors import HeaderError, TensorIOError, error_context
 from tensorio.formats._zip import Inflation
-from tensorio.reading import in_threads, readers
+from tensorio.storage.reading import in_threads, readers
 
 if TYPE_CHECKING:
     from tensorio.formats._base import StoredRecord
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
     Progress = Callable[[int, int], object]
 

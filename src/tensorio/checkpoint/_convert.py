@@ -13,7 +13,7 @@ from tensorio.errors import TensorMismatchError, UnsupportedError, error_context
 from tensorio.formats._base import SaveOptions
 from tensorio.formats._items import Items, c_order
 from tensorio.plan import SMALL
-from tensorio.storage import LazyStorage
+from tensorio.storage.base import LazyStorage
 from tensorio.tensors import CONJ, NEG, first_duplicate
 from tensorio.tree import is_kind, is_leaf, leaves, name_of
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tensorio.checkpoint._checkpoint import Checkpoint
     from tensorio.formats._base import Format
     from tensorio.plan import LaidOut, Plan, Source
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
     from tensorio.tensors import TensorInfo
 
     Rename = Callable[[str], str] | Mapping[str, str]

@@ -41,12 +41,12 @@ from tensorio.errors import (
 from tensorio.formats._base import DELTA_KEY, Opened, StoredRecord
 from tensorio.formats._digests import digests_in
 from tensorio.formats._strict_json import parse
-from tensorio.opening import open_storage
+from tensorio.storage.opening import open_storage
 from tensorio.tensors import ROW, Table
 
 if TYPE_CHECKING:
     from tensorio.formats._base import OpenOptions
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 __all__ = ["CHAIN_MAX", "Note", "fingerprint", "is_delta", "with_bases"]
 

@@ -13,7 +13,7 @@ from tensorio import _core
 from tensorio.arraylike import as_numpy, is_tensor
 from tensorio.checkpoint._checkpoint import Checkpoint, open_checkpoint
 from tensorio.errors import NonFiniteError, escaped
-from tensorio.reading import in_threads, readers
+from tensorio.storage.reading import in_threads, readers
 from tensorio.tree import leaves, name_of
 
 __all__ = ["NonFinite", "check_finite", "require_finite"]

@@ -20,8 +20,8 @@ from tensorio.checkpoint._several import Place, place_in
 from tensorio.errors import FormatError, HeaderError, TensorIOError, TruncatedError, error_context, escaped
 from tensorio.formats._base import Opened, StoredRecord
 from tensorio.formats._strict_json import parse
-from tensorio.lifetime import MemoryStorage
-from tensorio.opening import open_storage
+from tensorio.storage.base import MemoryStorage
+from tensorio.storage.opening import open_storage
 from tensorio.tensors import ROW, Table
 from tensorio.tree import is_leaf
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from tensorio import _host
 from tensorio.dtypes import numpy_dtype
 from tensorio.errors import TensorMismatchError, error_context
-from tensorio.ranges import place_of
-from tensorio.reading import READ_PIECE, in_threads, readers
-from tensorio.storage import FileStorage
+from tensorio.storage.files import FileStorage
+from tensorio.storage.ranges import place_of
+from tensorio.storage.reading import READ_PIECE, in_threads, readers
 from tensorio.tensors import CONJ, NEG
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._checkpoint import Checkpoint
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
     from tensorio.tensors import TensorInfo
 
     Job = tuple[int, Callable[[], object]]  # bytes it is good for

@@ -6,10 +6,10 @@ import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tensorio.storage import FileStorage
+from tensorio.storage.files import FileStorage
 
 if TYPE_CHECKING:
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
     Progress = Callable[[int, int], object]
 

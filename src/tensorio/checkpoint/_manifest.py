@@ -11,7 +11,7 @@ from typing import Any
 from tensorio.dtypes import BY_NAME
 from tensorio.errors import HeaderError, LimitError, UnsupportedError, error_context, escaped
 from tensorio.formats._strict_json import parse
-from tensorio.opening import open_storage
+from tensorio.storage.opening import open_storage
 from tensorio.tp import Rule
 
 __all__ = ["MANIFEST", "RANKS_MAX", "Manifest", "Part", "is_plain_name", "read_manifest"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tensorio.reading import HUGE_PAGE
+from tensorio.storage.reading import HUGE_PAGE
 
 if TYPE_CHECKING:
     import numpy as np
 
     from tensorio.checkpoint._checkpoint import Checkpoint
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 __all__ = ["in_passing"]
 

@@ -15,8 +15,8 @@ from tensorio.dtypes import BY_NAME, c_strides
 from tensorio.errors import UnsupportedError
 from tensorio.formats._base import SaveOptions
 from tensorio.formats._items import Items, c_order
-from tensorio.lifetime import LazyStorage
 from tensorio.plan import PIECE, SMALL
+from tensorio.storage.base import LazyStorage
 from tensorio.tensors import CONJ, NEG, PARAMETER, REQUIRES_GRAD
 from tensorio.tp._cuts import rows_of
 

@@ -7,13 +7,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from tensorio import memory
 from tensorio.errors import error_context
-from tensorio.paging import STEP
+from tensorio.system import memory
+from tensorio.system.paging import STEP
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._checkpoint import Checkpoint
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
     Progress = Callable[[int, int], object]
 

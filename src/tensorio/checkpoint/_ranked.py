@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorio.dtypes import BY_NAME, numpy_dtype
 from tensorio.errors import TensorMismatchError, TensorNotFoundError, UnsupportedError, error_context, escaped
-from tensorio.storage import FileStorage
+from tensorio.storage.files import FileStorage
 from tensorio.tensors import CONJ, NEG, Chunk, Extent, TensorInfo
 from tensorio.tp import Cut, Rule, Rules, cut_of
 from tensorio.tp._cuts import Rows, rows_of
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tensorio.checkpoint._checkpoint import Checkpoint
-    from tensorio.lifetime import Storage
+    from tensorio.storage.base import Storage
 
     Progress = Callable[[int, int], object]
     Array = np.ndarray[Any, Any]

@@ -15,15 +15,15 @@ from tensorio.checkpoint._without import without
 from tensorio.errors import HeaderError, TensorIOError, UnsupportedError, error_context, escaped
 from tensorio.formats._base import OpenOptions
 from tensorio.formats._salvage_parts import State
-from tensorio.opening import open_storage
-from tensorio.storage import FileStorage
+from tensorio.storage.files import FileStorage
+from tensorio.storage.opening import open_storage
 from tensorio.tree import fqns
 
 if TYPE_CHECKING:
     from tensorio.formats._base import Format, Opened
     from tensorio.formats._salvage_parts import Piece
     from tensorio.plan import Plan
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
     Progress = Callable[[int, int], object]
 

@@ -27,12 +27,13 @@ from tensorio.formats._salvage_parts import LOCAL, Directory, Piece, State
 from tensorio.formats._salvage_storages import Storages
 from tensorio.formats._stream import is_stream, located, pickle_at
 from tensorio.formats._zip import Inflation
-from tensorio.storage import MemoryStorage, arena
+from tensorio.storage.base import MemoryStorage
+from tensorio.storage.reading import arena
 from tensorio.tensors import ROW, Table
 
 if TYPE_CHECKING:
     from tensorio.pickles import Loaded, Rules
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
     Progress = Callable[[int], object]
 

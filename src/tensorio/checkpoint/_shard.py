@@ -15,9 +15,9 @@ from tensorio.checkpoint._manifest import MANIFEST, RANKS_MAX, Manifest, Part, i
 from tensorio.checkpoint._packing import nbytes_of
 from tensorio.checkpoint._ranked import Division
 from tensorio.errors import TensorIOError, UnsupportedError, error_context
-from tensorio.folders import require_free, staged_folder, write_together
 from tensorio.plan import FlatPlan, Payloads
 from tensorio.tp import Rules, config_of, rules_of
+from tensorio.writing.folders import require_free, staged_folder, write_together
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._pieces import Piece

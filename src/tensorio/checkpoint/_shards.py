@@ -19,9 +19,9 @@ from tensorio.checkpoint._several import INDEX_SUFFIX, NAMES
 from tensorio.checkpoint._sums import INSIDE, SUFFIX, hash_file, write_sums
 from tensorio.checkpoint._watched import Watched
 from tensorio.errors import UnsupportedError
-from tensorio.filesets import publish_set, staged_set
-from tensorio.folders import write_together
 from tensorio.plan import FlatPlan, Payloads
+from tensorio.writing.filesets import publish_set, staged_set
+from tensorio.writing.folders import write_together
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._checkpoint import Checkpoint
@@ -85,7 +85,7 @@ def shard_target(path: Any, format: str | None) -> ShardTarget:
 
 
 class _Set:
-    """The names of a set's files, and its index; see `tensorio.filesets.FileSet`."""
+    """The names of a set's files, and its index; see `tensorio.writing.filesets.FileSet`."""
 
     def __init__(self, target: ShardTarget, parts: list[list[str]], total: int) -> None:
         self._stem, self._suffix = target.stem, target.suffix

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from tensorio.checkpoint._checks import Work, sha256_of
 from tensorio.errors import HeaderError, LimitError, error_context, escaped
-from tensorio.opening import open_storage
-from tensorio.output import write_plan
 from tensorio.plan import FlatPlan, Payloads
+from tensorio.storage.opening import open_storage
 from tensorio.sums import INSIDE, OTHERS, SUFFIX, is_sha256, sums_of, sums_text
+from tensorio.writing.output import write_plan
 
 __all__ = [
     "INSIDE",

@@ -20,8 +20,8 @@ from tensorio.checkpoint._several import place_of_several
 from tensorio.errors import DecryptionError, FormatError, UnsupportedError, escaped
 from tensorio.formats._base import DELTA_KEY, OpenOptions, SaveOptions
 from tensorio.formats._items import Items, items_of
-from tensorio.reading import in_threads, readers
-from tensorio.storage import FileStorage, Identity
+from tensorio.storage.files import FileStorage, Identity
+from tensorio.storage.reading import in_threads, readers
 
 if TYPE_CHECKING:
     from tensorio.formats._base import Format

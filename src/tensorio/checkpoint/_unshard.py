@@ -24,7 +24,7 @@ from tensorio.tp._cuts import homes_of, rows_of
 if TYPE_CHECKING:
     from tensorio.checkpoint._pieces import Piece
     from tensorio.checkpoint._weave import Strand
-    from tensorio.lifetime import Storage
+    from tensorio.storage.base import Storage
 
     Progress = Callable[[int, int], object]
 

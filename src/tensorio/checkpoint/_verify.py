@@ -27,14 +27,14 @@ from tensorio.errors import (
     UnknownFormatError,
     UnsupportedError,
 )
-from tensorio.opening import open_storage
-from tensorio.ranges import place_of
-from tensorio.storage import FileStorage
+from tensorio.storage.files import FileStorage
+from tensorio.storage.opening import open_storage
+from tensorio.storage.ranges import place_of
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._checkpoint import Checkpoint
     from tensorio.formats._base import Opened, StoredRecord
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
     Progress = Callable[[int, int], object]
     Advance = Callable[[int], None]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from tensorio import _core
 from tensorio.checkpoint._sums import SUFFIX, read_sums, write_sums
 from tensorio.errors import ChecksumError, TensorIOError, UnsupportedError
-from tensorio.opening import open_storage
-from tensorio.output import naming, write_plan
-from tensorio.reading import in_threads, pread_full, readers
-from tensorio.storage import FileStorage
+from tensorio.storage.files import FileStorage
+from tensorio.storage.opening import open_storage
+from tensorio.storage.reading import in_threads, pread_full, readers
+from tensorio.writing.output import naming, write_plan
 
 if TYPE_CHECKING:
     from tensorio.plan import Buffer, Plan
@@ -182,7 +182,7 @@ def write_file(
     durable: bool = True,
     progress: Progress | None = None,
 ) -> None:
-    """Write a plan; see `tensorio.output.write_plan`, and `tensorio.save` for `manifest` and `readback`.
+    """Write a plan; see `tensorio.writing.output.write_plan`, and `tensorio.save` for `manifest` and `readback`.
 
     A manifest beside the old file, or beside the file that a link leads to, goes just
     before that file does, and a new one appears behind the new file: one that is there

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tensorio.lifetime import LazyStorage, Storage
 from tensorio.plan import PIECE
+from tensorio.storage.base import LazyStorage, Storage
 
 if TYPE_CHECKING:
     from tensorio.plan import Buffer

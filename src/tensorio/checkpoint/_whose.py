@@ -7,14 +7,14 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from tensorio.errors import TensorIOError
-from tensorio.ranges import place_of
+from tensorio.storage.ranges import place_of
 from tensorio.tree import fqns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tensorio.formats._base import Opened
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 __all__ = ["Whose"]
 

@@ -11,7 +11,7 @@ import click
 
 from tensorio.cli._key import key_option
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
-from tensorio.output import naming
+from tensorio.writing.output import naming
 
 __all__ = ["commands"]
 

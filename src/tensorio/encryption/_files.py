@@ -14,15 +14,15 @@ from tensorio.encryption._opening import NOT_ENCRYPTED, decrypted, has_encrypted
 from tensorio.encryption._plan import copied_plan, encrypted_plan
 from tensorio.encryption._tensors import decrypted_tensors, encrypted_tensors
 from tensorio.errors import DecryptionError, FormatError, TensorMismatchError, UnsupportedError, error_context, escaped
-from tensorio.folders import staged_folder
 from tensorio.formats import get, names, safetensors, target_name
 from tensorio.formats._base import DELTA_KEY, Opened, OpenOptions
-from tensorio.opening import open_storage
-from tensorio.output import write_plan
 from tensorio.plan import CheckedPlan, Plan
-from tensorio.storage import Storage
+from tensorio.storage.base import Storage
+from tensorio.storage.opening import open_storage
 from tensorio.sums import is_manifest
 from tensorio.tp import Rules
+from tensorio.writing.folders import staged_folder
+from tensorio.writing.output import write_plan
 
 __all__ = ["Decryption", "Encryption", "process"]
 
@@ -149,7 +149,7 @@ def process(
     Parameters
     ----------
     write : callable
-        What writes the plan of a file: `tensorio.output.write_plan`, or something that does more.
+        What writes the plan of a file: `tensorio.writing.output.write_plan`, or something that does more.
 
     Returns
     -------

@@ -10,7 +10,7 @@ from typing import Any
 
 from tensorio.encryption._header import KEY
 from tensorio.errors import escaped
-from tensorio.opening import open_storage
+from tensorio.storage.opening import open_storage
 
 __all__ = ["KeySource"]
 

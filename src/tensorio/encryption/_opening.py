@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tensorio.encryption._keys import KeySource
     from tensorio.encryption._storage import DecryptedStorage
     from tensorio.formats._base import OpenOptions
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 __all__ = ["HEADER_KEY", "LIST_KEY", "NOT_ENCRYPTED", "decrypted", "has_encrypted", "head_of", "refuse_without_key",
            "unlocked"]  # fmt: skip

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from tensorio.encryption._chunks import RUN, Chunks, in_order, stored_size
 from tensorio.encryption._header import FILE, HEADER, new_header
 from tensorio.encryption._storage import DecryptedStorage
-from tensorio.reading import readers
+from tensorio.storage.reading import readers
 
 if TYPE_CHECKING:
     from tensorio.encryption._header import Header
     from tensorio.plan import Buffer
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 __all__ = ["MadePlan", "copied_plan", "encrypted_plan", "sealed"]
 

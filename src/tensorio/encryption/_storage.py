@@ -7,15 +7,16 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tensorio import memory
 from tensorio.encryption._chunks import RUN, Chunks, in_order
 from tensorio.errors import DecryptionError, FormatError, escaped
-from tensorio.reading import arena, in_threads, pread_full, readers
-from tensorio.storage import FileStorage, Storage
+from tensorio.storage.base import Storage
+from tensorio.storage.files import FileStorage
+from tensorio.storage.reading import arena, in_threads, pread_full, readers
+from tensorio.system import memory
 
 if TYPE_CHECKING:
     from tensorio._arrays import Lease
-    from tensorio.storage import Identity
+    from tensorio.storage.files import Identity
 
 __all__ = ["DecryptedStorage", "LockedStorage", "without_key"]
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tensorio.formats._base import Opened, OpenOptions
     from tensorio.formats._items import Items
     from tensorio.plan import Buffer, FlatPlan
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
     from tensorio.tensors import TensorInfo
 
 __all__ = ["decrypted_tensors", "encrypted_tensors", "loaded_tensors", "opened_tensors"]

@@ -15,7 +15,7 @@ from tensorio.encryption._opening import refuse_without_key
 from tensorio.errors import UnknownFormatError, UnsupportedError
 from tensorio.formats._base import Format, SaveOptions
 from tensorio.formats._looks import looks_like, unknown
-from tensorio.storage import Storage
+from tensorio.storage.base import Storage
 
 __all__ = ["WRITTEN", "for_target", "get", "names", "of_storage", "target_name"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from tensorio import allowing
 from tensorio.errors import ChecksumError, LimitError
 from tensorio.pickles import SPARE, Maker, Rules
-from tensorio.storage import Storage
+from tensorio.storage.base import Storage
 from tensorio.tensors import Table
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tensorio.dtypes import DTYPES
-from tensorio.storage import LazyStorage
+from tensorio.storage.base import LazyStorage
 from tensorio.tensors import ROW
 
 if TYPE_CHECKING:
     from array import array
 
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 __all__ = ["BIG_ENDIAN_HOST", "Decoded", "byteswapped"]
 

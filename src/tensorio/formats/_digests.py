@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tensorio.errors import HeaderError
-from tensorio.reading import in_threads, readers
+from tensorio.storage.reading import in_threads, readers
 from tensorio.sums import sums_of, sums_text
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ from tensorio._unpickler import Leaf
 from tensorio.errors import LimitError, TensorIOError, UnsafePickleError, UnsupportedError
 from tensorio.formats._base import NAMES_FIXED, Opened, OpenOptions
 from tensorio.formats._torch_archive import joined_refusal
-from tensorio.ranges import RangeStorage
-from tensorio.storage import LazyStorage
+from tensorio.storage.base import LazyStorage
+from tensorio.storage.ranges import RangeStorage
 from tensorio.tensors import ROW, Table
 
 if TYPE_CHECKING:
     from tensorio.formats._base import StoredRecord
     from tensorio.formats._zip import Archive
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 __all__ = ["Joined", "member_context", "member_storage"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tensorio.errors import escaped
-from tensorio.storage import Storage
+from tensorio.storage.base import Storage
 
 __all__ = ["looks_like", "unknown"]
 

@@ -35,7 +35,7 @@ from tensorio.formats._salvage_parts import (
 from tensorio.formats._zip import Inflation
 
 if TYPE_CHECKING:
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 __all__ = ["Damaged"]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tensorio._arrays import Lease
     from tensorio.formats._base import OpenOptions
     from tensorio.pickles import Loaded
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 __all__ = ["MAX_PICKLE", "Pickled", "Pickles", "TorchArchive", "joined_refusal"]
 

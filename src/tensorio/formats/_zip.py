@@ -10,13 +10,13 @@ from tensorio import _core
 from tensorio.errors import ChecksumError, HeaderError, LimitError, error_context
 from tensorio.formats._base import StoredRecord
 from tensorio.plan import PIECE, SMALL
-from tensorio.storage import arena
+from tensorio.storage.reading import arena
 
 if TYPE_CHECKING:
     from array import array
 
     from tensorio.plan import Buffer, Payloads
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 __all__ = ["Archive", "Inflation", "ZipPlan"]
 

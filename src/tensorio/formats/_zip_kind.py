@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 __all__ = ["LOCAL_HEADER", "MEMBERS", "OTHER", "kind"]
 

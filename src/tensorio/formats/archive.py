@@ -21,13 +21,13 @@ from tensorio.formats._join import Joined, member_storage
 from tensorio.formats._tar import BLOCK, is_tar, members
 from tensorio.formats._zip import CHECKED_ON_OPEN, Archive
 from tensorio.formats._zip_kind import LOCAL_HEADER, MEMBERS, OTHER, kind
-from tensorio.ranges import RangeStorage
-from tensorio.storage import MemoryStorage
+from tensorio.storage.base import MemoryStorage
+from tensorio.storage.ranges import RangeStorage
 
 if TYPE_CHECKING:
     from tensorio.formats._base import OpenOptions, SaveOptions, StoredRecord
     from tensorio.plan import LaidOut
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 NAME = "archive"
 SUFFIXES = ()

@@ -23,13 +23,13 @@ from tensorio.formats._base import Opened, OpenOptions, SaveOptions, StoredRecor
 from tensorio.formats._decoded import BIG_ENDIAN_HOST
 from tensorio.formats._stream import located, read_stream
 from tensorio.pickles import Records
-from tensorio.storage import MemoryStorage
+from tensorio.storage.base import MemoryStorage
 from tensorio.tensors import ROW, Table
 
 if TYPE_CHECKING:
     from tensorio.pickles import Loaded
     from tensorio.plan import LaidOut
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 NAME = "pickle"
 SUFFIXES = ()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from array import array
 
     from tensorio.formats._items import Items
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 NAME = "safetensors"
 SUFFIXES = (".safetensors",)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from tensorio.formats._base import OpenOptions, SaveOptions, StoredRecord
     from tensorio.plan import LaidOut
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 NAME = "torch_export"
 SUFFIXES = ()

@@ -17,7 +17,7 @@ from tensorio.tensors import ROW, Table
 
 if TYPE_CHECKING:
     from tensorio.plan import LaidOut
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 NAME = "torch_legacy"
 SUFFIXES = ()

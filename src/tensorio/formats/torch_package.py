@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tensorio.formats._base import OpenOptions, SaveOptions, StoredRecord
     from tensorio.pickles import Rules
     from tensorio.plan import LaidOut
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 NAME = "torch_package"
 SUFFIXES = ()

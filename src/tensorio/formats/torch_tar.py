@@ -35,7 +35,7 @@ from tensorio.values import TorchTag
 if TYPE_CHECKING:
     from tensorio.pickles import Loaded
     from tensorio.plan import LaidOut
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 NAME = "torch_tar"
 SUFFIXES = ()

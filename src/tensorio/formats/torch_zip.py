@@ -35,7 +35,7 @@ from tensorio.tensors import Table
 
 if TYPE_CHECKING:
     from tensorio.plan import Source
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 NAME = "torch_zip"
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")

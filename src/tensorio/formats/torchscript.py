@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from tensorio.formats._base import OpenOptions, SaveOptions, StoredRecord
     from tensorio.plan import LaidOut
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 NAME = "torchscript"
 SUFFIXES = ()

@@ -10,8 +10,8 @@ from dataclasses import replace
 from tensorio.manager._local import LocalSteps
 from tensorio.manager._note import PINNED, StepInfo, described, write_note
 from tensorio.manager._remote import RemoteSteps
-from tensorio.output import write_plan
 from tensorio.plan import FlatPlan, Payloads
+from tensorio.writing.output import write_plan
 
 __all__ = ["Draft"]
 

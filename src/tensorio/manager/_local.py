@@ -20,12 +20,12 @@ import re
 import shutil
 from collections.abc import Iterator
 
-from tensorio.folders import staged_folder
 from tensorio.manager._lock import WriterLock
 from tensorio.manager._note import PINNED, StepInfo, check_files, read_note
-from tensorio.output import naming, sync_folder, write_plan
 from tensorio.plan import FlatPlan, Payloads
-from tensorio.temporaries import clean_stale, temporary_name
+from tensorio.writing.folders import staged_folder
+from tensorio.writing.output import naming, sync_folder, write_plan
+from tensorio.writing.temporaries import clean_stale, temporary_name
 
 __all__ = ["STEPS_MAX", "LocalSteps", "name_of_step", "step_of_name"]
 

@@ -8,7 +8,7 @@ import os
 import weakref
 
 from tensorio.errors import LockedError, UnsupportedError, escaped
-from tensorio.output import naming
+from tensorio.writing.output import naming
 
 __all__ = ["WriterLock"]
 

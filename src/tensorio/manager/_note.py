@@ -25,11 +25,11 @@ from tensorio import _core
 from tensorio._version import __version__
 from tensorio.errors import ChecksumError, HeaderError, TruncatedError, error_context, escaped
 from tensorio.formats._strict_json import parse
-from tensorio.opening import open_storage
-from tensorio.output import write_plan
 from tensorio.plan import FlatPlan, Payloads
-from tensorio.reading import in_threads, readers
-from tensorio.storage import Storage
+from tensorio.storage.base import Storage
+from tensorio.storage.opening import open_storage
+from tensorio.storage.reading import in_threads, readers
+from tensorio.writing.output import write_plan
 
 __all__ = [
     "NOTE",

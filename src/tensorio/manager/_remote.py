@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from tensorio.errors import FormatError, TruncatedError, UnsupportedError
 from tensorio.manager._local import name_of_step, step_of_name
 from tensorio.manager._note import NOTE, PINNED, StepInfo, check_files, decode
-from tensorio.temporaries import made_folder
+from tensorio.writing.temporaries import made_folder
 
 __all__ = ["RemoteSteps"]
 

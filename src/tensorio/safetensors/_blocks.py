@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tensorio.reading import arena
-from tensorio.storage import MemoryStorage
+from tensorio.storage.base import MemoryStorage
+from tensorio.storage.reading import arena
 from tensorio.tensors import ROW, Table
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ from tensorio.dtypes import DTYPES
 from tensorio.errors import TruncatedError, UnsupportedError
 from tensorio.formats import safetensors as _format
 from tensorio.formats._base import OpenOptions
-from tensorio.opening import open_storage
-from tensorio.reading import arena, read_into
 from tensorio.safetensors._errors import LOADING, OPENING, rejected, translated
-from tensorio.storage import FileStorage, MemoryStorage, Storage
+from tensorio.storage.base import MemoryStorage, Storage
+from tensorio.storage.files import FileStorage
+from tensorio.storage.opening import open_storage
+from tensorio.storage.reading import arena, read_into
 from tensorio.tensors import ROW
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from tensorio.dtypes import BY_NAME
 from tensorio.errors import TensorIOError, UnsupportedError
 from tensorio.formats import safetensors as _format
 from tensorio.formats._base import SaveOptions
-from tensorio.output import write_plan
 from tensorio.plan import FlatPlan
 from tensorio.safetensors._errors import (
     SAVING,
@@ -23,6 +22,7 @@ from tensorio.safetensors._errors import (
     rejected,
 )
 from tensorio.safetensors._file import CODES, of_buffer
+from tensorio.writing.output import write_plan
 
 __all__ = ["TensorSpec", "bytes_of", "deserialize", "plan_of", "serialize", "serialize_file", "unknown_dtype", "write"]
 

@@ -12,7 +12,8 @@ from tensorio.dangers import danger_when_called
 from tensorio.scanning._found import NAMES_MAX, Ref, Walk
 from tensorio.scanning._report import Finding, Judge
 from tensorio.scanning._walk import TOO_MANY, walk
-from tensorio.storage import FileStorage, Storage
+from tensorio.storage.base import Storage
+from tensorio.storage.files import FileStorage
 
 __all__ = ["DEPTH_MAX", "Blob", "Collector", "Trust"]
 

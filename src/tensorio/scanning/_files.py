@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tensorio.errors import TensorIOError
-from tensorio.opening import open_storage
 from tensorio.scanning._collect import Blob, Collector, Trust
 from tensorio.scanning._look import look
 from tensorio.scanning._report import GROUPS, Finding, Judge, ScannedFile, ScanReport, judge_for, verdict_of
 from tensorio.scanning._zips import trust_of_name
-from tensorio.storage import FileStorage, Storage
+from tensorio.storage.base import Storage
+from tensorio.storage.files import FileStorage
+from tensorio.storage.opening import open_storage
 
 __all__ = ["scan_path"]
 

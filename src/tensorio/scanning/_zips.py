@@ -15,7 +15,7 @@ from tensorio.errors import TensorIOError, escaped
 from tensorio.formats._zip import Archive
 from tensorio.scanning._collect import Trust
 from tensorio.scanning._wrapped import PEEK, deflated, unpack
-from tensorio.storage import MemoryStorage
+from tensorio.storage.base import MemoryStorage
 
 if TYPE_CHECKING:
     from tensorio.formats._base import StoredRecord

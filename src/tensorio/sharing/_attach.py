@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from tensorio.checkpoint._checkpoint import Checkpoint
 from tensorio.errors import NotPublishedError, PublicationError, error_context, escaped
-from tensorio.processes import mappers
 from tensorio.sharing._manifest import KEPT, MEMORY, Manifest, read_manifest
 from tensorio.sharing._publication import Publication, let_go
 from tensorio.sharing._reach import open_published, reach_named
 from tensorio.sharing._registry import Registry, split_name
 from tensorio.sharing._segments import HAS_MEMFD, content_nbytes, is_sealed
-from tensorio.storage import Identity
+from tensorio.storage.files import Identity
+from tensorio.system.processes import mappers
 
 __all__ = ["Published", "attach_to", "published_names", "unpublish_name"]
 

@@ -14,7 +14,7 @@ from tensorio.errors import LimitError
 from tensorio.formats._base import Opened
 from tensorio.kinds import QuantizedTensor
 from tensorio.kinds._base import product
-from tensorio.storage import LazyStorage
+from tensorio.storage.base import LazyStorage
 from tensorio.tensors import PARAMETER, REQUIRES_GRAD, ROW, Table
 from tensorio.tree import filled
 

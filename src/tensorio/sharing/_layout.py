@@ -18,17 +18,18 @@ from tensorio.checkpoint._convert import convert_checkpoint
 from tensorio.dtypes import DTYPES
 from tensorio.errors import UnsupportedError
 from tensorio.formats._base import SaveOptions
-from tensorio.opening import remote_pieces
 from tensorio.plan import Plan, pieces_of
-from tensorio.ranges import place_of
 from tensorio.sharing._dequantized import dequantized
 from tensorio.sharing._segments import is_sealed, spool
-from tensorio.storage import FileStorage, MemoryStorage
+from tensorio.storage.base import MemoryStorage
+from tensorio.storage.files import FileStorage
+from tensorio.storage.opening import remote_pieces
+from tensorio.storage.ranges import place_of
 from tensorio.tensors import ROW
 
 if TYPE_CHECKING:
     from tensorio.plan import Buffer
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 __all__ = ["Layout", "Verbatim", "laid_out", "opened", "why_not_as_it_is"]
 

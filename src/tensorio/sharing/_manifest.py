@@ -7,9 +7,9 @@ import os
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tensorio.processes import boot_id, is_running, pid_namespace
 from tensorio.sharing._registry import Registry
-from tensorio.storage import Identity
+from tensorio.storage.files import Identity
+from tensorio.system.processes import boot_id, is_running, pid_namespace
 
 __all__ = ["FILE", "KEPT", "MEMORY", "Holder", "Manifest", "read_manifest"]
 
@@ -29,7 +29,7 @@ class Holder(NamedTuple):
     Attributes
     ----------
     pid, start : int
-        See `tensorio.processes.start_time`.
+        See `tensorio.system.processes.start_time`.
     fd : int
         Where, in that process.
     """

@@ -13,7 +13,7 @@ from tensorio.sharing._registry import Registry
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._checkpoint import Checkpoint
-    from tensorio.storage import Identity
+    from tensorio.storage.files import Identity
 
 __all__ = ["Publication", "hold", "let_go"]
 

@@ -16,7 +16,7 @@ from tensorio.sharing._publication import Publication, hold, let_go
 from tensorio.sharing._reach import myself, reach_named
 from tensorio.sharing._registry import Registry, split_name
 from tensorio.sharing._segments import content_nbytes, make_file, make_memory
-from tensorio.storage import FileStorage, Identity
+from tensorio.storage.files import FileStorage, Identity
 
 __all__ = ["How", "publish_source"]
 

@@ -10,12 +10,13 @@ from typing import Any
 
 from tensorio.checkpoint._checkpoint import Checkpoint, checkpoint_of
 from tensorio.errors import NotPublishedError, PublicationError, escaped
-from tensorio.processes import start_time
-from tensorio.ranges import RangeStorage
 from tensorio.sharing._manifest import FILE, KEPT, MEMORY, Holder, Manifest
 from tensorio.sharing._registry import Registry
 from tensorio.sharing._segments import HAS_MEMFD, content_nbytes, is_sealed, open_file, open_held
-from tensorio.storage import FileStorage, Identity, Storage
+from tensorio.storage.base import Storage
+from tensorio.storage.files import FileStorage, Identity
+from tensorio.storage.ranges import RangeStorage
+from tensorio.system.processes import start_time
 
 __all__ = ["called", "myself", "open_published", "reach", "reach_named"]
 

@@ -20,7 +20,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from tensorio import memory
+from tensorio.system import memory
 
 if TYPE_CHECKING:
     from tensorio.plan import Buffer, Plan

@@ -19,7 +19,7 @@ from tensorio.torch._tensors import bytes_of
 
 if TYPE_CHECKING:
     from tensorio.formats._base import OpenOptions
-    from tensorio.storage import Storage
+    from tensorio.storage.base import Storage
 
 __all__ = ["KNOWN", "load_zip"]
 

@@ -11,7 +11,7 @@ from tensorio import _served, formats
 from tensorio.checkpoint._watched import write_file
 from tensorio.errors import LimitError, UnsupportedError
 from tensorio.formats._base import OpenOptions, SaveOptions
-from tensorio.storage import FileStorage
+from tensorio.storage.files import FileStorage
 from tensorio.tensors import CONJ, NEG, REQUIRES_GRAD
 from tensorio.torch._errors import torch_errors
 from tensorio.torch._load import TORCH_FORMATS, load_storage

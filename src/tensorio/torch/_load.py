@@ -22,9 +22,10 @@ from tensorio import _served, formats
 from tensorio.checkpoint._loading import reads_payload, settle
 from tensorio.errors import ChecksumError, UnsafePickleError, UnsupportedError
 from tensorio.formats._base import OpenOptions
-from tensorio.opening import leave_behind
 from tensorio.pickles import NotPlain
-from tensorio.storage import FileStorage, Storage
+from tensorio.storage.base import Storage
+from tensorio.storage.files import FileStorage
+from tensorio.storage.opening import leave_behind
 from tensorio.torch import _exact
 from tensorio.torch._errors import torch_errors
 from tensorio.torch._maker import TorchMaker

@@ -13,11 +13,11 @@ from tensorio import _core, _served
 from tensorio.errors import UnsupportedError
 from tensorio.formats import torch_zip
 from tensorio.formats._base import SaveOptions
-from tensorio.output import replacing, write_plan
 from tensorio.plan import Plan
 from tensorio.torch._places import has_stock_packages, is_ordinary
 from tensorio.torch._settings import setting
 from tensorio.torch._sources import is_path
+from tensorio.writing.output import replacing, write_plan
 
 __all__ = ["save", "torch_save"]
 

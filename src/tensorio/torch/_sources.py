@@ -6,8 +6,10 @@ import os
 import tempfile
 from typing import Any
 
-from tensorio.opening import open_storage
-from tensorio.storage import FileStorage, MemoryStorage, Storage, arena
+from tensorio.storage.base import MemoryStorage, Storage
+from tensorio.storage.files import FileStorage
+from tensorio.storage.opening import open_storage
+from tensorio.storage.reading import arena
 
 __all__ = ["is_path", "is_real_file", "open_source"]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tensorio.errors import HeaderError, LimitError, error_context, escaped
-from tensorio.opening import open_storage
+from tensorio.storage.opening import open_storage
 from tensorio.tp._presets import preset, presets
 from tensorio.tp._rules import Rules
 

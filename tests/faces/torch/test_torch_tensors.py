@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from tensorio import UnsupportedError, _dlpack, formats
 from tensorio.dtypes import DTYPES, c_strides
 from tensorio.formats._base import Opened, OpenOptions
-from tensorio.opening import open_storage
-from tensorio.storage import MemoryStorage
+from tensorio.storage.base import MemoryStorage
+from tensorio.storage.opening import open_storage
 from tensorio.tensors import Table
 from tensorio.torch import _tensors
 

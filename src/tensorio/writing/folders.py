@@ -14,9 +14,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tensorio import _host
-from tensorio.carrying import CantCarry, Carried, carry, carry_late, take_mode
-from tensorio.output import naming, preallocate, renamed, settle, sync_folder, syncing_names, writing
-from tensorio.temporaries import clean_stale, kept, made_folder
+from tensorio.writing.carrying import CantCarry, Carried, carry, carry_late, take_mode
+from tensorio.writing.output import naming, preallocate, renamed, settle, sync_folder, syncing_names, writing
+from tensorio.writing.temporaries import clean_stale, kept, made_folder
 
 if TYPE_CHECKING:
     from tensorio.plan import Plan
@@ -149,7 +149,7 @@ def publish_folder(
         In one folder; `final` is no link.
     ours : callable, optional
         Returns the names in a folder that are replaced: all else is carried over,
-        see `tensorio.carrying`. All is replaced if not given.
+        see `tensorio.writing.carrying`. All is replaced if not given.
     durable : bool
         Sync folders to disk; files must be.
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tensorio.storage import Storage
+from tensorio.storage.base import Storage
 
 if TYPE_CHECKING:
     from tensorio._arrays import Lease

@@ -17,8 +17,8 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 
-from tensorio.disks import disk_of
-from tensorio.processes import boot_id, is_running, pid_namespace, start_time
+from tensorio.system.disks import disk_of
+from tensorio.system.processes import boot_id, is_running, pid_namespace, start_time
 
 __all__ = ["clean_stale", "kept", "made_file", "made_folder", "temporary_name"]
 
@@ -47,7 +47,7 @@ def temporary_name(folder: str, name: str) -> str:
 
     Notes
     -----
-    ``.NAME.tensorio-PID-START-HOST-RANDOM.tmp``: START as in `tensorio.processes.start_time`,
+    ``.NAME.tensorio-PID-START-HOST-RANDOM.tmp``: START as in `tensorio.system.processes.start_time`,
     HOST the boot and the namespace that the id is from. NAME is cut to 150 bytes, so
     that the longest names (255 bytes) have a temporary, too.
     """

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tensorio import _host
 from tensorio.errors import UnsupportedError
-from tensorio.storage import FileStorage, MemoryStorage, Storage, arena
+from tensorio.storage.base import MemoryStorage, Storage
+from tensorio.storage.files import FileStorage
+from tensorio.storage.reading import arena
 
 if TYPE_CHECKING:
     from typing import BinaryIO

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tensorio import _host
 from tensorio.errors import UnsupportedError
-from tensorio.temporaries import clean_stale, made_file, made_folder
+from tensorio.writing.temporaries import clean_stale, made_file, made_folder
 
 if TYPE_CHECKING:
     from tensorio.plan import Plan

@@ -13,11 +13,11 @@ import secrets
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from tensorio.carrying import take_mode
-from tensorio.disks import is_mount
-from tensorio.folders import NO_EXCHANGE, publish_folder, require_writable, write_together
-from tensorio.output import naming, renamed, syncing_names
-from tensorio.temporaries import clean_stale, made_folder
+from tensorio.system.disks import is_mount
+from tensorio.writing.carrying import take_mode
+from tensorio.writing.folders import NO_EXCHANGE, publish_folder, require_writable, write_together
+from tensorio.writing.output import naming, renamed, syncing_names
+from tensorio.writing.temporaries import clean_stale, made_folder
 
 if TYPE_CHECKING:
     from tensorio.plan import Plan

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from tensorio import _core, _host, memory, paging
+from tensorio import _core, _host
 from tensorio.errors import TruncatedError
+from tensorio.system import memory, paging
 
 if TYPE_CHECKING:
     Progress = Callable[[int, int], object]

@@ -12,11 +12,12 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from tensorio import _core, _host, paging
-from tensorio.disks import Disk, disk_of
+from tensorio import _core, _host
 from tensorio.errors import FormatError, TruncatedError
-from tensorio.lifetime import LazyStorage, MemoryStorage, Storage
-from tensorio.reading import HUGE_PAGE, READ_PIECE, arena, read_ahead, read_into, read_parts
+from tensorio.storage.base import LazyStorage, MemoryStorage, Storage
+from tensorio.storage.reading import HUGE_PAGE, READ_PIECE, arena, read_ahead, read_into, read_parts
+from tensorio.system import paging
+from tensorio.system.disks import Disk, disk_of
 
 if TYPE_CHECKING:
     Progress = Callable[[int, int], object]
@@ -206,7 +207,7 @@ class FileStorage(Storage):
         self._view = data
 
     def read_parts(self, parts: list[tuple[int, memoryview]]) -> None:
-        """Fill buffers from near places of the file: (offset, target), ascending; see `tensorio.reading.read_parts`."""
+        """Fill buffers from near places of the file, (offset, target), ascending; see `reading.read_parts`."""
         begin, end = parts[0][0], parts[-1][0] + len(parts[-1][1])
         if self._map is not None and not self.disk.far and self._cached(begin, end - begin) < (end - begin) // 2:
             for _ in self.bring(begin, end - begin):
