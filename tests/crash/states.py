@@ -55,7 +55,7 @@ class Scene:
 
     def state(self) -> str:
         """Which checkpoint is at the target, read by the reference tools, all bytes compared."""
-        if not os.path.lexists(self.target):
+        if not os.path.lexists(self.target / self.writer.shows):
             return NOTHING
         try:
             return self._digests.get(digest(self.writer.read(self.target)), OTHER)

@@ -19,6 +19,7 @@ import tensorio.safetensors.torch
 import tensorio.torch
 
 BASE = "base.safetensors"
+STEP = "step-00000001"  # of a CheckpointManager
 KEY = bytes(range(32))
 SUMS = ".sha256"
 
@@ -77,7 +78,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _read_step(run: Path) -> dict[str, Any]:
-    step = run / "step-00000001"
+    step = run / STEP
     assert json.loads((step / "step.json").read_text())["step"] == 1
     return read(step / "checkpoint.pt")
 
@@ -92,6 +93,7 @@ class Writer(NamedTuple):
     durable: bool = True  # and on the disk once it has returned
     read: Callable[[Path], dict[str, Any]] = read  # where the reference tools can't, ours
     beside: str = ""  # the name of what else may be there
+    shows: str = ""  # what of the target is there as soon as a checkpoint is, if that is not all of it
 
 
 def _array(tensor: Any) -> Any:
@@ -148,7 +150,7 @@ WRITERS = {
         Writer("save, several files in place", "model", _shards_in_place),
         Writer("convert, several files", "model",
                lambda v, path: tensorio.convert(v.files[".pt"], path, max_shard_size=100_000)),
-        Writer("CheckpointManager", "run", _step, read=_read_step),
+        Writer("CheckpointManager", "run", _step, read=_read_step, shows=STEP),
         Writer("save, manifest", "model.safetensors", lambda v, path: tensorio.save(v.arrays, path, manifest=True),
                beside=f"model.safetensors{SUMS}"),
         Writer("save, base", "model.safetensors", _delta, read=tensorio.load, beside=BASE),
