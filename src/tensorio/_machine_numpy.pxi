@@ -29,8 +29,8 @@ cdef class _Arrays(_Tensors):
     cdef dict nested  # by id: (array of objects, how deep such arrays lie in it)
     cdef dict unfilled  # arrays and dtypes that may still be given a state, by id
 
-    def __cinit__(self, pickle, Py_ssize_t start, records, list leases, decode, set wanted, Py_ssize_t first_row,
-                  Py_ssize_t first_dim, rules, int64_t own_storage, made_storage, nested_storage, *args):
+    def __cinit__(self, pickle, Py_ssize_t start, rules, bint sweep, records, list leases, decode, set wanted,
+                  Py_ssize_t first_row, Py_ssize_t first_dim, int64_t own_storage, made_storage, nested_storage, *args):
         self.encoding = rules.encoding
         self.budget = rules.spare // 3 * 2
         self.own_storage = own_storage
@@ -106,7 +106,7 @@ cdef class _Arrays(_Tensors):
             return data
 
     cdef object resolved(self, object node):
-        """A container without placeholders for bytes; see `_Machine`."""
+        """A container without placeholders for bytes; see `_Containers`."""
         return node
 
     @cython.final

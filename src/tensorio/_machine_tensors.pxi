@@ -55,7 +55,7 @@ cdef struct Extent:
     int64_t nbytes
 
 
-cdef class _Tensors(_Stack):
+cdef class _Tensors(_Names):
     """Storages and tensors of one run.
 
     Parameters
@@ -84,7 +84,6 @@ cdef class _Tensors(_Stack):
     cdef bint legacy  # ids may have the parts that they had before zip
     cdef Py_ssize_t first_row, first_dim
     # Where the tensors are not NumPy's:
-    cdef object maker  # see `tensorio.pickles.Maker`
     cdef object consumer
     cdef hand_over_fn hand_over
     cdef const uint8_t *taken
@@ -96,8 +95,8 @@ cdef class _Tensors(_Stack):
     cdef object here  # a location whose storages do not
     cdef object location
 
-    def __cinit__(self, pickle, Py_ssize_t start, records, list leases, decode, set wanted, Py_ssize_t first_row,
-                  Py_ssize_t first_dim, *args):
+    def __cinit__(self, pickle, Py_ssize_t start, rules, bint sweep, records, list leases, decode, set wanted,
+                  Py_ssize_t first_row, Py_ssize_t first_dim, *args):
         cdef const int64_t[::1] cells
         self.keys = {} if records is None else records.keys
         self.mentioned = [] if records is None else None
@@ -106,6 +105,7 @@ cdef class _Tensors(_Stack):
         self.wanted = wanted
         self.first_row = first_row
         self.first_dim = first_dim
+        self.legacy = rules.legacy
         if records is not None and len(records.numbers):
             self.numbers_owner = records.numbers
             cells = records.numbers
@@ -117,11 +117,11 @@ cdef class _Tensors(_Stack):
         self.grow_records(self.n_records)
         if self.n_records:
             memcpy(self.extents, &cells[0], self.n_records * sizeof(Extent))
-        if args[0].maker is not None:
+        if rules.maker is not None:
             # Halves of surrogate pairs are text that Python has and UTF-8 has not: names of files, for example.
             self.errors = "surrogatepass"
-        if leases is not None and args[0].maker is not None:
-            self.make_others(args[0].maker)
+        if leases is not None and rules.maker is not None:
+            self.make_others(rules.maker)
         elif leases is not None:
             from tensorio import _arrays
             import numpy
