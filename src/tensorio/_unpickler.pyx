@@ -13,10 +13,10 @@ it exists.
 
 Opcodes and their arguments: CPython's ``Lib/pickletools.py``.
 
-The machine is one class in seven files: `_Stack` (input, stack, memo, budget),
-`_Names` (what names stand for), `_Tensors` (storages, views, rows), `_Arrays`
-(bytes, NumPy arrays), `_Containers` (and keys), `_Calls` (calls, states,
-persistent ids) and, here, `_Machine` (the loop).
+The machine is one class in eight files: `_Stack` (input, stack, memo, budget),
+`_Names` (what names stand for), `_Storages` (the records they are), `_Tensors`
+(views, rows), `_Arrays` (bytes, NumPy arrays), `_Containers` (and keys), `_Calls`
+(calls, states, persistent ids) and, here, `_Machine` (the loop).
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -94,6 +94,7 @@ class _Restart(Exception):
 
 include "_machine_stack.pxi"
 include "_machine_names.pxi"
+include "_machine_storages.pxi"
 include "_machine_tensors.pxi"
 include "_machine_numpy.pxi"
 include "_machine_containers.pxi"
