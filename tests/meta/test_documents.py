@@ -22,7 +22,8 @@ def text_of(page: str) -> str:
 def modules() -> list[str]:
     top = [p.stem for p in PACKAGE.iterdir() if p.suffix in (".py", ".pyx")]
     inside = [p.stem for folder in DESCRIBED for p in (PACKAGE / folder).glob("*.py")]
-    return sorted(set(top + inside) - {"__init__", "_version"})
+    included = [p.name for p in PACKAGE.glob("*.pxi")]
+    return sorted(set(top + inside + included) - {"__init__", "_version"})
 
 
 def folders() -> list[str]:

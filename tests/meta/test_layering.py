@@ -88,6 +88,12 @@ def modules() -> list[Path]:
     return sorted(p for p in PACKAGE.rglob("*") if p.suffix in (".py", ".pyx") and "__pycache__" not in p.parts)
 
 
+def source(path: Path) -> str:
+    """A module's text, that of the files it includes in their places."""
+    text = path.read_text()
+    return re.sub(r'^include "([\w.]+)"$', lambda found: source(path.with_name(found[1])), text, flags=re.M)
+
+
 def part(path: Path) -> str:
     """The unit a file belongs to: a top module, or one of the folders."""
     relative = path.relative_to(PACKAGE)
@@ -97,7 +103,7 @@ def part(path: Path) -> str:
 
 def imports(path: Path) -> list[tuple[str, bool]]:
     """Modules of tensorio that a file imports, and whether only for its annotations."""
-    text = path.read_text()
+    text = source(path)
     if path.suffix == ".pyx":
         found = re.findall(
             r"^\s*(?:from\s+(tensorio[\w.]*)\s+c?import\s+([\w, ]+)|c?import\s+(tensorio[\w.]*))", text, re.M
@@ -122,6 +128,12 @@ def imports(path: Path) -> list[tuple[str, bool]]:
 def target(name: str) -> str:
     parts = name.split(".")
     return parts[1] if len(parts) > 1 and parts[1] in RANK else ""
+
+
+def test_every_included_file_is_a_part_of_one_module() -> None:
+    """So that the tests below read it."""
+    included = [name for path in modules() for name in re.findall(r'^include "([\w.]+)"$', path.read_text(), re.M)]
+    assert sorted(included) == sorted(p.name for p in PACKAGE.rglob("*.pxi"))
 
 
 def test_every_module_has_a_rank() -> None:
@@ -163,7 +175,7 @@ def test_no_module_can_run_what_a_file_says() -> None:
     for path in modules():
         if part(path) in ("_pickler", "dangers"):
             continue  # looks up the caller's own objects, to write their names; has names of that sort in a table
-        text = path.read_text()
+        text = source(path)
         for word in ("pickle.load", "Unpickler(", "eval(", "exec(", "marshal", "getattr(sys.modules"):
             assert word not in text.replace("_unpickler.loads", ""), f"{path.name}: {word}"
         if "import_module" in text or "__import__" in text:

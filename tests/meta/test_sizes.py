@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON_FILE = 450
 PYTHON_FUNCTION = 60
+CYTHON_FILE = 500
 C_FUNCTION = 80
 
 
@@ -19,6 +20,13 @@ def python_files() -> list[Path]:
 def test_python_files_stay_short() -> None:
     long = {p.name: n for p in python_files() if (n := len(p.read_text().splitlines())) > PYTHON_FILE}
     assert not long, f"over {PYTHON_FILE} lines: {long}"
+
+
+def test_cython_files_stay_short() -> None:
+    files = sorted(p for p in (ROOT / "src").rglob("*") if p.suffix in (".pyx", ".pxi"))
+    assert files
+    long = {p.name: n for p in files if (n := len(p.read_text().splitlines())) > CYTHON_FILE}
+    assert not long, f"over {CYTHON_FILE} lines: {long}"
 
 
 def test_python_functions_stay_short() -> None:
