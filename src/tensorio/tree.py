@@ -40,6 +40,11 @@ NODE_COST = 64  # bytes; what a step of a walk makes
 _PLAIN = (str, bytes, bytearray, int, float, complex, type, Enum, Size, Device)  # have nothing inside
 
 
+# Types with nothing inside, looked up before any other question is asked; NumPy's and torch's are added when first met.
+_INNERMOST: set[type] = {Leaf, type(None), bool, str, bytes, int, float}
+_THEIRS = ("numpy", "torch", "torch.nn.parameter")  # modules of the types that live as long as the process
+
+
 class Step(str):
     """A key that names leave out: a step from an opaque object to its attributes."""
 
@@ -74,11 +79,13 @@ def children(node: object) -> Iterator[tuple[Path, object]] | None:
         return (((key,), child) for key, child in node.items())
     if isinstance(node, list | tuple | deque) and not isinstance(node, Size | Device):
         return (((key,), child) for key, child in enumerate(node))
-    if type(node) is Leaf or node is None or isinstance(node, _PLAIN):
+    if type(node) in _INNERMOST or isinstance(node, _PLAIN):
         return None
     if type(node) is Opaque:
         return _opaque_children(node)
     if is_tensor(node):  # some have attributes
+        if type(node).__module__ in _THEIRS:
+            _INNERMOST.add(type(node))
         return None
     if isinstance(node, TensorKind):
         parts = node.parts()
@@ -145,28 +152,27 @@ def leaves(root: object, budget: int, *, kinds: bool = False) -> Iterator[tuple[
     open_ids = {id(root)}
     while stack:
         inner, ident, taken = stack[-1]
-        step = next(inner, None)
-        if step is None:
+        for keys, child in inner:
+            budget -= NODE_COST
+            if type(child) in _INNERMOST or (inside := children(child)) is None:
+                budget -= 8 * len(path)
+                yield (*path, *keys), child
+            elif id(child) not in open_ids:
+                path.extend(keys)
+                if kinds and is_kind(child):
+                    yield tuple(path), child
+                stack.append((inside, id(child), len(keys)))
+                open_ids.add(id(child))
+                if len(stack) > MAX_DEPTH:
+                    raise LimitError(f"the saved object has over {MAX_DEPTH} levels")
+            if budget < 0:
+                raise LimitError("the saved object is shared so often within itself that its parts can't be listed")
+            if stack[-1][0] is not inner:
+                break
+        else:
             stack.pop()
             open_ids.discard(ident)
             del path[len(path) - taken :]
-            continue
-        keys, child = step
-        budget -= NODE_COST
-        inside = children(child)
-        if inside is None:
-            budget -= 8 * len(path)
-            yield (*path, *keys), child
-        elif id(child) not in open_ids:
-            path.extend(keys)
-            if kinds and is_kind(child):
-                yield tuple(path), child
-            stack.append((inside, id(child), len(keys)))
-            open_ids.add(id(child))
-            if len(stack) > MAX_DEPTH:
-                raise LimitError(f"the saved object has over {MAX_DEPTH} levels")
-        if budget < 0:
-            raise LimitError("the saved object is shared so often within itself that its parts can't be listed")
 
 
 def fqns(root: object, budget: int) -> list[tuple[str, Path, int]]:
