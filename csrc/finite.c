@@ -166,6 +166,26 @@ size_t tio_match_find(const uint8_t *buf, size_t count, unsigned width, uint64_t
     return known_width(width) ? chosen->fn(buf, count, width, mask, pattern) : count;
 }
 
+size_t tio_match_runs(const tio_match_run *runs, size_t from, size_t to,
+                      const tio_match_kind *kinds, size_t *first)
+{
+    for (; from < to; from++) {
+        const tio_match_run *run = &runs[from];
+        const tio_match_kind *kind = &kinds[run->kind];
+        const unsigned width = (unsigned)kind->width;
+        const uint8_t *buf = (const uint8_t *)(uintptr_t)run->address;
+        size_t count;
+
+        if (!known_width(width))
+            continue;
+        count = (size_t)run->nbytes / width;
+        *first = chosen->fn(buf, count, width, kind->mask, kind->pattern);
+        if (*first < count)
+            return from;
+    }
+    return to;
+}
+
 size_t tio_match_count(const uint8_t *buf, size_t count, unsigned width, uint64_t mask,
                        uint64_t pattern)
 {

@@ -169,3 +169,118 @@ def test_the_message_names_a_few_and_counts_the_rest(tmp_path: Path) -> None:
 
 def test_bfloat16_without_ml_dtypes_being_asked_for_is_known() -> None:
     assert found([np.array([1, np.nan], ml_dtypes.bfloat16)]) == {"0": (1, 1, 0)}
+
+
+def test_many_small_tensors_of_all_types_are_found_in_order() -> None:
+    many: dict[str, np.ndarray] = {}
+    for i in range(2000):
+        dtype = numpy_dtype(FLOATS[i % len(FLOATS)].rpartition(":")[2])
+        many[f"layer.{i}"] = np.ones(i % 70 + 1, dtype)
+        if i % 13 == 0:
+            many[f"layer.{i}"][-(i % 5) - 1 :][:1] = np.nan
+    want = {name: c for name, array in many.items() if (c := counted(array)) is not None}
+    assert len(want) > 100
+    assert list(found(many).items()) == list(want.items())
+    nested = {"model": [many, (many, 1, "text", None)]}
+    assert list(found(nested)) == [f"model.{part}.{name}" for part in ("0", "1.0") for name in want]
+
+
+def test_tensors_of_other_libraries_are_looked_at() -> None:
+    class Foreign:
+        def __init__(self, array: np.ndarray) -> None:
+            self.array = array
+
+        def __dlpack__(self, **options: Any) -> Any:
+            return self.array.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> Any:
+            return self.array.__dlpack_device__()
+
+    values = np.array([1, np.nan, np.inf, 0], np.float32)
+    subclass = values.view(np.recarray)
+    source = {"a": Foreign(values), "b": Foreign(values[:1]), "c": Foreign(values[::2]), "d": subclass}
+    assert found(source) == {"a": (1, 1, 1), "c": (1, 0, 1), "d": (1, 1, 1)}
+
+
+def test_a_torch_tensor_whose_storage_was_cut_is_refused() -> None:
+    tensor = torch.ones(100)
+    tensor.untyped_storage().resize_(40)
+    with pytest.raises(tensorio.UnsupportedError, match="larger than its storage"):
+        tensorio.check_finite({"fine": torch.ones(3), "cut": tensor})
+
+
+def test_tensors_of_a_file_are_found_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tied, strided and lazily conjugated ones, too; no array is made of those in C order."""
+    nan, path = float("nan"), tmp_path / "m.pt"
+    plain = torch.ones(3, 4)
+    plain[1, 2] = nan
+    base = torch.arange(40.0).reshape(5, 8)
+    base[2, 2] = float("inf")
+    lazy = torch.tensor([1 + 1j, complex(nan, 0)])
+    assert not lazy.conj().imag.isnan().any()
+    torch.save(
+        {
+            "plain": plain, "tied": plain, "row": plain[1], "one": plain[1:2, 2:3], "none": plain[:0],
+            "scalar": plain[1, 2], "transposed": plain.T, "column": base[:, 2], "conj": lazy.conj(),
+            "imag": lazy.clone().conj().imag, "ints": base.int(), "deep": [{"x": base[2:, :]}],
+            "expanded": torch.tensor([nan]).expand(3),
+        },
+        path,
+    )  # fmt: skip
+    want = {
+        "plain": (6, 1, 0), "tied": (6, 1, 0), "row": (2, 1, 0), "one": (0, 1, 0), "scalar": (0, 1, 0),
+        "transposed": (7, 1, 0), "column": (2, 0, 1), "conj": (1, 1, 0), "deep.0.x": (2, 0, 1), "expanded": (0, 3, 0),
+    }  # fmt: skip
+    loaded = torch.load(path, weights_only=True)
+    assert {name: counted(loaded[name].resolve_conj().resolve_neg().numpy()) for name in loaded if name != "deep"} == {
+        name: want.get(name) for name in loaded if name != "deep"
+    }
+    made: list[str] = []
+    get = tensorio.Checkpoint.__getitem__
+    monkeypatch.setattr(tensorio.Checkpoint, "__getitem__", lambda self, name: made.append(name) or get(self, name))
+    assert found(path) == want
+    assert sorted(made) == ["column", "conj", "expanded", "imag", "transposed"]
+
+
+def test_several_files_and_packed_types(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    many = {f"t{i:02}": np.full(100, np.nan if i % 7 == 3 else 1, np.float32) for i in range(30)}
+    tensorio.save(many, path, max_shard_size=2000)
+    folder = tmp_path
+    assert len(list(folder.glob("*.safetensors"))) > 3
+    want = {name: (0, 100, 0) for i, name in enumerate(many) if i % 7 == 3}
+    assert found(folder) == want
+    header = (
+        b'{"p":{"dtype":"F4","shape":[2,4],"data_offsets":[0,4]},"w":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}'
+    )
+    header += b" " * (-len(header) % 8)
+    raw = len(header).to_bytes(8, "little") + header + b"\xff" * 4 + np.array([np.nan], "<f4").tobytes()
+    assert found(raw) == {"w": (0, 1, 0)}
+
+
+def test_while_a_checkpoint_is_prefetched_it_learns_what_was_used(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    tensorio.save({f"t{i}": np.full(1 << 18, np.nan if i == 3 else 1, np.float32) for i in range(6)}, path)
+    with tensorio.open(path) as checkpoint, checkpoint.prefetch() as ahead:
+        assert found(checkpoint) == {"t3": (0, 1 << 18, 0)}
+        ahead.wait()
+
+
+def test_a_closed_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    tensorio.save({"w": np.ones(3)}, path)
+    checkpoint = tensorio.open(path)
+    checkpoint.close()
+    with pytest.raises(ValueError, match="closed"):
+        tensorio.check_finite(checkpoint)
+
+
+def test_an_error_names_the_tensor_and_the_file(tmp_path: Path) -> None:
+    """A shape that NumPy can't count, though nothing of it is stored."""
+    header = b'{"w":{"dtype":"F32","shape":[0,%d,%d],"data_offsets":[0,0]}}' % (1 << 40, 1 << 40)
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(tensorio.LimitError) as caught:
+        tensorio.check_finite(path)
+    assert caught.value.record == "w"
+    assert caught.value.path == str(path)

@@ -1,5 +1,5 @@
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -16,3 +16,6 @@ def view(
 ) -> np.ndarray[Any, Any]: ...
 def view_row(rows: array[int], dims: array[int], row: int, lease: Lease) -> np.ndarray[Any, Any]: ...
 def views(rows: array[int], dims: array[int], leases: list[Lease]) -> list[np.ndarray[Any, Any]]: ...
+def places(
+    rows: array[int], dims: array[int], picks: array[int], lease: Callable[[int], Lease | None]
+) -> array[int]: ...

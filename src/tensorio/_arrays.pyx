@@ -7,6 +7,7 @@ asked for, so that looking at headers needs no NumPy. An array's base is a
 the last view, and no Python code can release it early.
 """
 cimport cython
+from cpython cimport array
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_New
@@ -16,7 +17,7 @@ from libc.stdint cimport int64_t, intptr_t, uint8_t, uint64_t
 cimport numpy as cnp
 
 from tensorio._append cimport *
-from tensorio._csrc cimport tio_mul, tio_row
+from tensorio._csrc cimport TIO_ROW_CONJ, TIO_ROW_NEG, tio_mul, tio_row
 
 from tensorio.dtypes import DTYPES as _DTYPES, numpy_dtypes
 from tensorio.errors import HeaderError, LimitError
@@ -199,4 +200,73 @@ def views(rows, dims, list leases not None):
     return out
 
 
-cdef object _EMPTY = __import__("array").array("q", [0])
+def places(rows, dims, picks, lease):
+    """Say where the elements of tensors lie that are in C order, and make no array.
+
+    Parameters
+    ----------
+    rows, dims : array of int64
+        Columns of a `Table`.
+    picks : array of int64
+        Numbers of the rows asked about.
+    lease : callable
+        Returns the `Lease` of a storage index, which the caller keeps, or None;
+        called once for each.
+
+    Returns
+    -------
+    array of int64
+        Three numbers for each: dtype code, address and bytes. The code is -1 for
+        what `view_row` and a look at its array must tell.
+    """
+    cdef const int64_t[::1] pool = dims if len(dims) else _EMPTY
+    cdef const int64_t[::1] cells = rows if len(rows) else _EMPTY
+    cdef const int64_t[::1] which = picks
+    cdef array.array out = array.clone(_EMPTY, 3 * len(picks), zero=True)
+    cdef int64_t[::1] to = out
+    cdef const tio_row *row
+    cdef Py_ssize_t i, n = len(rows) // <Py_ssize_t> (sizeof(tio_row) // 8)
+    cdef int64_t nbytes
+    cdef dict leases = {}
+    for i in range(len(picks)):
+        if not 0 <= which[i] < n:
+            raise IndexError(which[i])
+        row = <const tio_row *> &cells[0] + which[i]
+        to[3 * i] = -1
+        nbytes = _in_order(row, &pool[0] + row.dims)
+        if nbytes < 0:
+            continue
+        held = leases.get(row.storage, leases)
+        if held is leases:
+            held = leases[row.storage] = lease(row.storage)
+        if held is not None and _within(<Lease?> held, row, nbytes):
+            to[3 * i], to[3 * i + 1] = row.dtype, <int64_t> <intptr_t> ((<Lease> held).ptr + row.offset)
+            to[3 * i + 2] = nbytes
+    return out
+
+
+cdef int64_t _in_order(const tio_row *row, const int64_t *shape) noexcept nogil:
+    """The bytes of a row whose only chunk is the values themselves in C order; -1 for any other."""
+    cdef const int64_t *strides = shape + row.rank
+    cdef uint64_t step = <uint64_t> _itemsize[row.dtype]
+    cdef int64_t i
+    cdef bint empty = False
+    if row.chunks != 1 or row.rank > MAX_RANK or _bits[row.dtype] < 8 or row.flags & (TIO_ROW_CONJ | TIO_ROW_NEG):
+        return -1
+    for i in range(row.rank - 1, -1, -1):
+        if shape[i] == 0:
+            empty = True
+            continue
+        if shape[i] < 0 or (shape[i] > 1 and not empty and strides[i] != <int64_t> step):
+            return -1
+        if not tio_mul(step, <uint64_t> shape[i], &step) or step >> 63:
+            return -1
+    return 0 if empty else <int64_t> step
+
+
+cdef bint _within(Lease lease, const tio_row *row, int64_t nbytes):
+    """Whether the elements are in the extent, and that in its storage."""
+    return (row.offset >= 0 and nbytes <= row.nbytes <= lease.nbytes and row.offset <= lease.nbytes - row.nbytes)
+
+
+cdef array.array _EMPTY = __import__("array").array("q", [0])

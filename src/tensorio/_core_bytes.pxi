@@ -164,41 +164,118 @@ def crc32_with(str variant, buffer, uint32_t value=0):
 
 # ------------------------------------------------------- elements not finite
 
-def match_find(uintptr_t address, size_t count, unsigned width, uint64_t mask, uint64_t pattern):
-    """Return the index of the first element for which ``element & mask == pattern``; `count` if there is none.
+def match_count(uintptr_t address, size_t count, unsigned width, uint64_t mask, uint64_t pattern):
+    """Return for how many of the elements ``element & mask == pattern``; releases the GIL.
 
     Parameters
     ----------
     address : int
         Of `count` elements of `width` bytes (1, 2, 4 or 8) in native byte order; the
         caller keeps their memory alive.
-
-    Notes
-    -----
-    At memory speed; releases the GIL.
     """
-    cdef size_t found
-    with nogil:
-        found = tio_match_find(<const uint8_t *> address, count, width, mask, pattern)
-    return found
-
-
-def match_count(uintptr_t address, size_t count, unsigned width, uint64_t mask, uint64_t pattern):
-    """Return how many of the elements match; see `match_find`."""
     cdef size_t found
     with nogil:
         found = tio_match_count(<const uint8_t *> address, count, width, mask, pattern)
     return found
 
 
+def match_cut(places, kinds, int64_t part, int64_t task, int64_t cost):
+    """Cut tensors into runs, and those into tasks for threads.
+
+    Parameters
+    ----------
+    places : array of int64
+        Of each tensor: row in `kinds`, address and bytes; a row below 0 stands for
+        one that is not in memory as it is.
+    kinds : array of uint64
+        Of each type: width, mask and pattern as for `match_count`; a width of 0
+        stands for one that is passed over.
+    part : int
+        Bytes of a run at most, a multiple of every width.
+    task, cost : int
+        What a task has at least, counting the bytes and `cost` of each run.
+
+    Returns
+    -------
+    runs : bytearray
+        Opaque; for `match_runs`.
+    ends : list of int
+        Behind the last run of each task.
+    nbytes : int
+        Of all runs.
+    """
+    cdef const int64_t[::1] where = places
+    cdef const uint64_t[::1] table = kinds
+    cdef Py_ssize_t i, n = len(places) // 3, types = len(kinds) // 3, total = 0
+    cdef int64_t at, size, nbytes = 0, weight = 0
+    cdef bytearray runs
+    cdef tio_match_run *run
+    cdef list ends = []
+    for i in range(n):
+        if 0 <= where[3 * i] < types and table[3 * where[3 * i]]:
+            total += (where[3 * i + 2] + part - 1) // part
+    runs = PyByteArray_FromStringAndSize(NULL, total * <Py_ssize_t> sizeof(tio_match_run))
+    run = <tio_match_run *> PyByteArray_AS_STRING(runs)
+    total = 0
+    for i in range(n):
+        if not (0 <= where[3 * i] < types and table[3 * where[3 * i]]):
+            continue
+        for at in range(0, where[3 * i + 2], part):
+            size = min(part, where[3 * i + 2] - at)
+            run.kind, run.address, run.nbytes, run.tensor, run.start = where[3 * i], where[3 * i + 1] + at, size, i, at
+            run += 1
+            total += 1
+            nbytes += size
+            weight += size + cost
+            if weight >= task:
+                ends.append(total)
+                weight = 0
+    if weight:
+        ends.append(total)
+    return runs, ends, nbytes
+
+
+def match_runs(bytearray runs not None, kinds, Py_ssize_t begin, Py_ssize_t end):
+    """Find the first match in each of the runs ``[begin, end)``.
+
+    Returns
+    -------
+    list of (tensor, kind, address, nbytes, start)
+        Of runs that have one: the number of the tensor, the row in `kinds`, where
+        the element is, the bytes from there to the end of the run, and those from
+        the start of the tensor to there.
+
+    Notes
+    -----
+    At memory speed, without the GIL; the caller keeps the memory alive.
+    """
+    cdef const uint64_t[::1] table = kinds
+    cdef const tio_match_run *all_runs = <const tio_match_run *> PyByteArray_AS_STRING(runs)
+    cdef const tio_match_run *run
+    cdef size_t first = 0, at = <size_t> begin, to = <size_t> end
+    cdef int64_t skipped
+    cdef list found = []
+    if not 0 <= begin <= end <= PyByteArray_GET_SIZE(runs) // <Py_ssize_t> sizeof(tio_match_run):
+        raise IndexError(end)
+    while at < to:
+        with nogil:
+            at = tio_match_runs(all_runs, at, to, <const tio_match_kind *> &table[0], &first)
+        if at < to:
+            run = &all_runs[at]
+            skipped = <int64_t> (first * table[3 * run.kind])
+            found.append((run.tensor, run.kind, run.address + skipped, run.nbytes - skipped, run.start + skipped))
+            at += 1
+    return found
+
+
 def match_variants():
-    """Return the names of the variants of `match_find` this CPU can run, portable first (for tests)."""
+    """Return the names of the variants of the search this CPU can run, portable first (for tests)."""
     return [tio_match_variant_name(i).decode() for i in range(tio_match_variant_count())
             if tio_match_variant_usable(i)]
 
 
 def match_with(str variant, uintptr_t address, size_t count, unsigned width, uint64_t mask, uint64_t pattern):
-    """Like `match_find` with a named variant (for tests and benches)."""
+    """Return the index of the first match, or `count`, with a named variant (for tests and benches)."""
     cdef tio_match_fn fn
     cdef int i
     for i in range(tio_match_variant_count()):

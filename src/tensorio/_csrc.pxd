@@ -59,6 +59,18 @@ cdef extern from "finite.h" nogil:
     void tio_match_init()
     size_t tio_match_find(const uint8_t *buf, size_t count, unsigned width, uint64_t mask, uint64_t pattern)
     size_t tio_match_count(const uint8_t *buf, size_t count, unsigned width, uint64_t mask, uint64_t pattern)
+    ctypedef struct tio_match_kind:
+        uint64_t width
+        uint64_t mask
+        uint64_t pattern
+    ctypedef struct tio_match_run:
+        int64_t kind
+        int64_t address
+        int64_t nbytes
+        int64_t tensor
+        int64_t start
+    size_t tio_match_runs(const tio_match_run *runs, size_t begin, size_t end, const tio_match_kind *kinds,
+                          size_t *first)
     ctypedef size_t (*tio_match_fn)(const uint8_t *buf, size_t count, unsigned width, uint64_t mask, uint64_t pattern)
     int tio_match_variant_count()
     const char *tio_match_variant_name(int row)

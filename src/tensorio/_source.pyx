@@ -4,11 +4,14 @@
 For NumPy arrays and plain torch tensors; torch is not needed to compile or
 import this, its attributes are asked for by name.
 """
+from cpython.array cimport array as Column, clone
 from libc.stdint cimport int64_t, uintptr_t
 
 cimport numpy as cnp
 
 from tensorio._append cimport *
+
+import array as _array
 
 from tensorio.dtypes import BY_NAME as _BY_NAME, DTYPES as _DTYPES, of_numpy
 from tensorio.errors import UnsupportedError as _UnsupportedError
@@ -20,6 +23,8 @@ cdef bint[64] _complex
 for _d in _DTYPES:
     _itemsize[_d.code] = _d.itemsize
     _complex[_d.code] = _d.name.startswith("complex")
+
+cdef Column _Q = _array.array("q")
 
 cdef dict _array_codes = {}  # NumPy type number -> code, or -1; user types (ml_dtypes) have numbers of their own
 cdef dict _torch_codes = {}  # torch.dtype -> code, or -1
@@ -151,21 +156,61 @@ def describe_array(cnp.ndarray array not None):
     return _described(&t)
 
 
-def describe_torch(tensor):
-    """Return the same of a torch tensor; None if it is not one strided view of CPU memory."""
-    cdef Tensor t
+cdef bint _torch_in_order(object tensor, Tensor *t) except -1:
+    """Describe a torch tensor; whether its bytes are its elements in C order. False, too, for a dtype of -1."""
     cdef int64_t held
     cdef bint in_order
-    _torch_kind(tensor, &t)
+    _torch_kind(tensor, t)
     if t.dtype < 0:
-        return None
+        return False
     in_order = not t.flags & 12 and tensor.is_contiguous()
     if t.numel:
         if in_order:
             t.reach = t.numel * t.itemsize
         else:
-            of_torch(tensor, &t)  # torch copies without looking
+            of_torch(tensor, t)  # torch copies without looking
         held = <int64_t> tensor.untyped_storage().nbytes()
         if <int64_t> tensor.storage_offset() * t.itemsize + t.reach > held:
             raise _UnsupportedError("a torch tensor is larger than its storage, which was resized; nothing to save")
+    return in_order
+
+
+def describe_torch(tensor):
+    """Return the same of a torch tensor; None if it is not one strided view of CPU memory."""
+    cdef Tensor t
+    cdef bint in_order = _torch_in_order(tensor, &t)
+    if t.dtype < 0:
+        return None
     return t.dtype, tuple([t.shape[i] for i in range(t.rank)]), t.numel * t.itemsize, t.address, in_order
+
+
+def places(list objects not None, torch_tensor=None):
+    """Say where the elements of NumPy arrays and torch tensors lie.
+
+    Parameters
+    ----------
+    objects : list of object
+    torch_tensor : type, optional
+        ``torch.Tensor``, if anybody imported torch.
+
+    Returns
+    -------
+    array of int64
+        Three numbers for each: dtype code, address and bytes. The code is -1 for
+        what is no such tensor, or not in C order in this memory.
+    """
+    cdef Column out = clone(_Q, 3 * len(objects), zero=True)
+    cdef int64_t[::1] to = out
+    cdef Py_ssize_t i
+    cdef Tensor t
+    cdef bint in_order
+    for i, obj in enumerate(objects):
+        if cnp.PyArray_Check(obj):
+            of_array(obj, &t)
+            in_order = t.dtype >= 0 and is_contiguous(&t)
+        else:
+            in_order = torch_tensor is not None and isinstance(obj, torch_tensor) and _torch_in_order(obj, &t)
+        to[3 * i] = -1
+        if in_order:
+            to[3 * i], to[3 * i + 1], to[3 * i + 2] = t.dtype, t.address, t.numel * t.itemsize
+    return out

@@ -126,6 +126,29 @@ static void test_other_widths_match_nothing(void)
     CHECK(tio_match_count(buf, 5, 3, 0, 0) == 0);
 }
 
+static void test_runs(void)
+{
+    static const tio_match_kind kinds[] = {
+        {4, 0x7F800000, 0x7F800000}, {0, 0, 0}, {1, 0x7C, 0x7C}, {3, 0, 0}};
+    uint8_t a[400] = {0}, b[65] = {0}, c[8] = {0};
+    const int64_t at_a = (int64_t)(uintptr_t)a, at_b = (int64_t)(uintptr_t)b,
+                  at_c = (int64_t)(uintptr_t)c;
+    const tio_match_run runs[] = {
+        {0, at_a, sizeof a, 7, 0}, {1, at_b, sizeof b, 8, 0}, {2, at_b, sizeof b, 9, 64},
+        {3, at_c, sizeof c, 1, 0}, {0, 0, 0, 2, 0},           {0, at_c, sizeof c, 3, 0}};
+    size_t first = 0;
+
+    CHECK(tio_match_runs(runs, 0, 6, kinds, &first) == 6);
+    memset(c, 0xFF, sizeof c); /* of the unknown width, too */
+    b[64] = 0x7D;
+    CHECK(tio_match_runs(runs, 0, 6, kinds, &first) == 2 && first == 64);
+    CHECK(tio_match_runs(runs, 3, 6, kinds, &first) == 5 && first == 0);
+    CHECK(tio_match_runs(runs, 3, 5, kinds, &first) == 5);
+    a[398] = 0x80, a[399] = 0x7F;
+    CHECK(tio_match_runs(runs, 0, 6, kinds, &first) == 0 && first == 99);
+    CHECK(tio_match_runs(runs, 6, 6, kinds, &first) == 6);
+}
+
 int main(void)
 {
     int row;
@@ -139,5 +162,6 @@ int main(void)
         }
     test_counts();
     test_other_widths_match_nothing();
+    test_runs();
     return check_summary();
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -58,3 +61,41 @@ def test_nothing_is_read_of_no_elements(variant: str) -> None:
 def test_an_unknown_variant_is_refused() -> None:
     with pytest.raises(ValueError, match="no variant"):
         _core.match_with("abacus", 0, 0, 1, 0, 0)
+
+
+KINDS = array("Q", [1, 0x7C, 0x7C, 0, 0, 0, 4, 0x7F800000, 0x7F800000])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([-1, 0, 1, 2, 3]), st.binary(max_size=300)), max_size=20),
+    st.sampled_from([8, 64, 1 << 20]), st.sampled_from([1, 500, 1 << 20]), st.integers(0, 100),
+)  # fmt: skip
+def test_runs_of_many_tensors(tensors: list[tuple[int, bytes]], part: int, task: int, cost: int) -> None:
+    """Cut in any way, the first match of each run is that of NumPy; types that are not looked for have none."""
+    held = [np.frombuffer(raw[: len(raw) // 4 * 4] or b"", np.uint8).copy() for _, raw in tensors]
+    places = array("q")
+    for (kind, _), values in zip(tensors, held, strict=True):
+        places.extend((kind, values.ctypes.data, values.nbytes))
+    runs, ends, nbytes = _core.match_cut(places, KINDS, part, task, cost)
+    looked = [(i, values) for i, values in enumerate(held) if tensors[i][0] in (0, 2)]
+    assert nbytes == sum(values.nbytes for _, values in looked)
+    found = [hit for a, b in pairwise([0, *ends]) for hit in _core.match_runs(runs, KINDS, a, b)]
+    want = []
+    for i, values in looked:
+        width, mask, pattern = KINDS[3 * tensors[i][0] :][:3]
+        for start in range(0, values.nbytes, part):
+            piece = values[start : start + part].view(WIDTHS[width])
+            first = width * expected(piece, mask, pattern)
+            if first < piece.nbytes:
+                at = values.ctypes.data + start + first
+                want.append((i, tensors[i][0], at, piece.nbytes - first, start + first))
+    assert found == want
+
+
+def test_runs_are_asked_for_within_the_table() -> None:
+    runs, ends, _ = _core.match_cut(array("q", [0, 0, 0]), KINDS, 8, 8, 1)
+    assert (len(runs), ends) == (0, [])
+    for begin, end in ((0, 1), (-1, 0), (1, 0)):
+        with pytest.raises(IndexError):
+            _core.match_runs(runs, KINDS, begin, end)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -12,7 +13,8 @@ from typing import Any, NamedTuple
 from tensorio import _core
 from tensorio.arraylike import as_numpy, is_tensor
 from tensorio.checkpoint._checkpoint import Checkpoint, open_checkpoint
-from tensorio.errors import NonFiniteError, escaped
+from tensorio.dtypes import DTYPES
+from tensorio.errors import NonFiniteError, TensorIOError, escaped
 from tensorio.storage.reading import in_threads, readers
 from tensorio.tree import leaves, name_of
 
@@ -23,7 +25,7 @@ PART = 16 << 20
 THREADS_FROM = 8 << 20
 # Bytes of short runs that make one task, and what a run costs beside its bytes, in bytes looked at in that time.
 TASK = 4 << 20
-RUN_COST = 16 << 10
+RUN_COST = 1 << 10
 NAMED = 3  # tensors that an error describes
 
 
@@ -60,6 +62,12 @@ _KINDS = {
 }
 
 
+# The same by dtype code, for C: width, mask and pattern; three zeros for a type that has neither NaN nor infinity.
+_COLUMNS = array("Q")
+for _dtype in DTYPES:
+    _COLUMNS.extend(_KINDS[_dtype.name][:3] if _dtype.name in _KINDS else (0, 0, 0))
+
+
 @dataclass(frozen=True)
 class NonFinite:
     """A tensor with elements that are not finite.
@@ -81,18 +89,6 @@ class NonFinite:
 
     def __str__(self) -> str:
         return f"{escaped(self.name)} ({self.nan} NaN, {self.infinite} infinite, the first at index {self.first})"
-
-
-class _Run(NamedTuple):
-    """Elements in one piece of memory; an element of a complex type is two."""
-
-    tensor: int
-    name: str
-    start: int  # number of the first within its tensor
-    address: int
-    numel: int
-    kind: _Kind
-    keep: object
 
 
 def check_finite(source: Any) -> list[NonFinite]:
@@ -126,8 +122,9 @@ def check_finite(source: Any) -> list[NonFinite]:
         with open_checkpoint(source, unknown="opaque") as checkpoint:
             return check_finite(checkpoint)
     if isinstance(source, Checkpoint):
-        return _among((name, source[name]) for name in source)
-    return _among((name_of(path), leaf) for path, leaf in leaves(source, sys.maxsize) if is_tensor(leaf))
+        return _in_checkpoint(source)
+    found = list(leaves(source, sys.maxsize))
+    return _in_objects([leaf for _, leaf in found], lambda i: name_of(found[i][0]))
 
 
 def require_finite(source: Any, refusal: str) -> None:
@@ -150,89 +147,68 @@ def require_finite(source: Any, refusal: str) -> None:
         raise NonFiniteError(f"expected finite numbers, found {named}{more}; {refusal}", found=found)
 
 
-def _among(tensors: Iterable[tuple[str, Any]]) -> list[NonFinite]:
+def _in_checkpoint(checkpoint: Checkpoint) -> list[NonFinite]:
+    """Look where the bytes are mapped, and make arrays of what is not in C order only."""
+    from tensorio import _arrays
+
+    table = checkpoint._table
+    names, rows = list(table.index), array("q", table.index.values())
+
+    def lease(storage: int) -> Any:
+        held = checkpoint._storage(storage)
+        if held.ahead or checkpoint._prefetches:  # which want to know of each tensor
+            return None
+        try:
+            return held.lease()
+        except TensorIOError:
+            return None  # asking for the tensor raises it, with the tensor's name
+
+    places = _arrays.places(table.rows, table.dims, rows, lease)
+    return _among(places, names.__getitem__, lambda i: checkpoint[names[i]])
+
+
+def _in_objects(objects: list[Any], name: Callable[[int], str]) -> list[NonFinite]:
+    """Look at those that are tensors."""
+    from tensorio import _source
+
+    torch = sys.modules.get("torch")
+    places = _source.places(objects, None if torch is None else torch.Tensor)
+    return _among(places, name, objects.__getitem__)
+
+
+def _among(places: array[int], name: Callable[[int], str], tensor: Callable[[int], Any]) -> list[NonFinite]:
     """Look at all of them: what lies in memory as it is with all cores, the others as they come."""
     found: dict[int, NonFinite] = {}
-    runs: list[_Run] = []
-    for i, (name, tensor) in enumerate(tensors):
-        in_place = _in_place(i, name, tensor)
-        if in_place is not None:
-            runs += in_place
-        else:
-            bad = _elsewhere(name, tensor)
-            if bad is not None:
+    if -1 in (codes := places[::3]):
+        for i, code in enumerate(codes):
+            if code < 0 and is_tensor(one := tensor(i)) and (bad := _elsewhere(name(i), one)) is not None:
                 found[i] = bad
-    for run, first in _searched(runs):
-        if first < run.numel:
-            found[run.tensor] = _joined(_counted(run, first), found.get(run.tensor))
+    for i, *match in _searched(places):
+        found[i] = _joined(_counted(name(i), *match), found.get(i))
     return [found[i] for i in sorted(found)]
 
 
-def _in_place(i: int, name: str, tensor: Any) -> list[_Run] | None:
-    """The elements of a tensor where they are; None if they are not in this memory, in C order."""
-    from tensorio import _source
-    from tensorio.dtypes import DTYPES
+def _searched(places: array[int]) -> Iterable[tuple[int, int, int, int, int]]:
+    """The runs with a match, in order; see `_core.match_runs`."""
+    runs, ends, nbytes = _core.match_cut(places, _COLUMNS, PART, TASK, RUN_COST)
+    if nbytes < THREADS_FROM:
+        return _core.match_runs(runs, _COLUMNS, 0, ends[-1]) if ends else ()
+    searched: list[list[tuple[int, int, int, int, int]]] = [[] for _ in ends]
 
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(tensor, torch.Tensor):
-        described = _source.describe_torch(tensor)
-    else:
-        tensor = as_numpy(tensor)
-        described = _source.describe_array(tensor)
-    if described is None or described[0] < 0 or not described[4]:
-        return None
-    kind = _KINDS.get(DTYPES[described[0]].name)
-    return [] if kind is None else list(_cut(_Run(i, name, 0, described[3], described[2] // kind.width, kind, tensor)))
+    def search(task: int) -> None:
+        searched[task] = _core.match_runs(runs, _COLUMNS, ends[task - 1] if task else 0, ends[task])
+
+    in_threads(search, range(len(ends)), readers())  # not by a pool, which takes no work at the end of a program
+    return chain.from_iterable(searched)
 
 
-def _cut(run: _Run) -> Iterator[_Run]:
-    """Cut what is long for several threads."""
-    step = PART // run.kind.width
-    for start in range(0, run.numel, step):
-        address = run.address + start * run.kind.width
-        yield run._replace(start=run.start + start, address=address, numel=min(step, run.numel - start))
-
-
-def _searched(runs: list[_Run]) -> Iterator[tuple[_Run, int]]:
-    """Each run with the index of its first match."""
-
-    def search(task: list[_Run]) -> list[tuple[_Run, int]]:
-        return [(r, _core.match_find(r.address, r.numel, r.kind.width, r.kind.mask, r.kind.pattern)) for r in task]
-
-    if sum(run.numel * run.kind.width for run in runs) < THREADS_FROM:
-        yield from search(runs)
-        return
-    tasks = list(_tasks(runs))
-    searched: list[list[tuple[_Run, int]]] = [[] for _ in tasks]
-
-    def look(number: int) -> None:
-        searched[number] = search(tasks[number])
-
-    in_threads(look, range(len(tasks)), readers())  # not by a pool, which takes no work at the end of a program
-    yield from chain.from_iterable(searched)
-
-
-def _tasks(runs: list[_Run]) -> Iterator[list[_Run]]:
-    """Put short runs together, so that handing work to a thread costs little beside the work."""
-    task: list[_Run] = []
-    nbytes = 0
-    for run in runs:
-        task.append(run)
-        nbytes += run.numel * run.kind.width + RUN_COST
-        if nbytes >= TASK:
-            yield task
-            task, nbytes = [], 0
-    if task:
-        yield task
-
-
-def _counted(run: _Run, first: int) -> NonFinite:
-    """What is in a run whose first match is known."""
-    kind = run.kind
-    address, count = run.address + first * kind.width, run.numel - first
+def _counted(name: str, code: int, address: int, nbytes: int, start: int) -> NonFinite:
+    """What is in a run from its first match on."""
+    kind = _KINDS[DTYPES[code].name]
+    count = nbytes // kind.width
     both = _core.match_count(address, count, kind.width, kind.mask, kind.pattern)
     infinite = 0 if kind.infinity is None else _core.match_count(address, count, kind.width, *kind.infinity)
-    return NonFinite(run.name, (run.start + first) // kind.parts, both - infinite, infinite)
+    return NonFinite(name, start // (kind.width * kind.parts), both - infinite, infinite)
 
 
 def _joined(later: NonFinite, earlier: NonFinite | None) -> NonFinite:
@@ -243,33 +219,36 @@ def _joined(later: NonFinite, earlier: NonFinite | None) -> NonFinite:
 
 
 def _elsewhere(name: str, tensor: Any) -> NonFinite | None:
-    """What is in a tensor that is not in C order in this memory."""
+    """What is in a tensor that is not known to be in C order in this memory."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
         return _in_torch(name, tensor, torch)
-    return _in_pieces(name, as_numpy(tensor))
+    return _in_array(name, as_numpy(tensor))
 
 
-def _in_pieces(name: str, array: Any) -> NonFinite | None:
-    """An array with gaps, or in the foreign byte order: a piece at a time."""
-    import numpy as np
-
+def _in_array(name: str, values: Any) -> NonFinite | None:
+    """An array of any sort: of another library, with gaps, or in the foreign byte order."""
+    from tensorio import _source
     from tensorio.dtypes import of_numpy
     from tensorio.formats._items import c_order, native
 
-    row = of_numpy(array.dtype)
-    kind = None if row is None else _KINDS.get(row.name)
-    if kind is None:
-        return None
-    start = 0
+    places = _source.places([values])
+    if places[0] >= 0:
+        return _at(name, places)
+    row = of_numpy(values.dtype)
     found: NonFinite | None = None
-    for piece in c_order(array, native):
-        held = np.frombuffer(piece, np.uint8)
-        run = _Run(0, name, start, held.ctypes.data, len(held) // kind.width, kind, held)
-        start += run.numel
-        [(_, first)] = _searched([run])
-        if first < run.numel:
-            found = _joined(_counted(run, first), found)
+    if row is not None and row.name in _KINDS:
+        start = 0
+        for piece in c_order(values, native):
+            found = _at(name, array("q", [row.code, _core.address(piece), len(piece)]), start, found)
+            start += len(piece)
+    return found
+
+
+def _at(name: str, places: array[int], start: int = 0, found: NonFinite | None = None) -> NonFinite | None:
+    """Add what is in elements that lie in C order, the first of them `start` bytes behind the first of the tensor."""
+    for _, code, address, nbytes, at in _searched(places):
+        found = _joined(_counted(name, code, address, nbytes, start + at), found)
     return found
 
 
@@ -283,7 +262,7 @@ def _in_torch(name: str, tensor: Any, torch: Any) -> NonFinite | None:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return None
     if tensor.is_cpu or tensor.dtype.itemsize == 1:  # of 1-byte types, torch can tell little
-        found = _among([(name, tensor.cpu().resolve_conj().resolve_neg().contiguous())])
+        found = _in_objects([tensor.cpu().resolve_conj().resolve_neg().contiguous()], lambda _: name)
         return found[0] if found else None
     parts = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     nan, infinite = int(parts.isnan().sum()), int(parts.isinf().sum())
