@@ -171,6 +171,61 @@ def test_bfloat16_without_ml_dtypes_being_asked_for_is_known() -> None:
     assert found([np.array([1, np.nan], ml_dtypes.bfloat16)]) == {"0": (1, 1, 0)}
 
 
+@pytest.mark.parametrize("change", [
+    lambda a: a, lambda a: a[:, ::2], lambda a: a.T, lambda a: a.astype(a.dtype.newbyteorder()), lambda a: a[5, 6],
+    lambda a: a[:0],
+], ids=["plain", "strided", "transposed", "foreign", "scalar", "empty"])  # fmt: skip
+@pytest.mark.parametrize("dtype", [np.longdouble, ml_dtypes.float8_e3m4, ml_dtypes.float8_e4m3])
+def test_types_that_no_file_has_are_looked_at(dtype: Any, change: Any) -> None:
+    values = np.zeros((50, 40), dtype)
+    values[5, 6] = np.nan
+    values[20, 30] = np.inf
+    values[21, 30] = -np.inf if dtype is np.longdouble else 1
+    array = np.asarray(change(values))
+    assert found({"w": array}).get("w") == counted(array)
+
+
+def test_a_long_array_of_longdouble_is_counted_over_its_pieces() -> None:
+    values = np.zeros((2000, 100), np.longdouble)
+    values[0, 7] = values[1999, 99] = np.nan
+    values[1000, 3] = -np.inf
+    assert found([values]) == {"0": counted(values)}
+
+
+def test_parts_of_complex_longdoubles_count_singly() -> None:
+    values = np.zeros(9, np.clongdouble)
+    values[4] = complex(0, np.nan)
+    values[7] = complex(np.inf, -np.inf)
+    assert found([values]) == {"0": (4, 1, 2)}
+
+
+def test_records_are_looked_at_field_by_field() -> None:
+    inner = np.dtype([("c", np.complex64), ("text", "S3")])
+    records = np.zeros((4, 5), [("id", np.int32), ("x", ">f4"), ("many", np.float64, (2, 3)), ("inner", inner)])
+    assert found([records]) == {}
+    records["id"] = -1
+    records["many"][2, 1, 1, 2] = np.nan
+    assert found([records]) == {"0": (11, 1, 0)}
+    records["x"][3, 3] = np.inf
+    records["x"][1, 4] = np.nan
+    records["inner"]["c"][0, 3] = complex(np.nan, -np.inf)
+    fields = [records["x"], records["many"], records["inner"]["c"].copy().view(np.float32)]
+    nan, infinite = (sum(int(tell(field).sum()) for field in fields) for tell in (np.isnan, np.isinf))
+    assert found([records]) == {"0": (3, nan, infinite)} == {"0": (3, 3, 2)}
+    assert found({"part": records[2:, ::2]}) == {}
+    assert found({"none": records[:0], "one": records[0, 3]}) == {}  # a scalar record is no array
+    assert found({"one": np.asarray(records[0, 3])}) == {"one": (0, 1, 1)}
+
+
+def test_dates_texts_and_objects_are_passed_over() -> None:
+    values = {
+        "dates": np.array(["NaT"], "M8[s]"), "times": np.array(["NaT"], "m8[s]"), "text": np.array(["nan"]),
+        "bytes": np.array([b"nan"]), "objects": np.array([float("nan")], object), "void": np.zeros(3, "V5"),
+        "nothing": np.zeros(3, "V0"), "int4": np.zeros(3, ml_dtypes.int4), "no fields": np.zeros(3, []),
+    }  # fmt: skip
+    assert tensorio.check_finite(values) == []
+
+
 def test_many_small_tensors_of_all_types_are_found_in_order() -> None:
     many: dict[str, np.ndarray] = {}
     for i in range(2000):

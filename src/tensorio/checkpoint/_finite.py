@@ -6,7 +6,8 @@ import os
 import sys
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ THREADS_FROM = 8 << 20
 TASK = 4 << 20
 RUN_COST = 1 << 10
 NAMED = 3  # tensors that an error describes
+NO_NUMBERS = "OSUMm"  # NumPy's kinds: objects, texts, bytes, dates and times
 
 
 class _Kind(NamedTuple):
@@ -113,8 +115,10 @@ def check_finite(source: Any) -> list[NonFinite]:
     -----
     At the speed of reading memory, with all cores; copies: no, except for
     tensors that are not contiguous, a piece at a time. Types without NaN and
-    infinity (integers, packed 4- and 6-bit floats) are passed over. Tensors on
-    other devices are looked at there.
+    infinity (integers, packed 4- and 6-bit floats) are passed over, and so are
+    dates, texts, and what arrays of objects hold. Records (structured arrays) are
+    looked at field by field; indices count records. Tensors on other devices are
+    looked at there.
     """
     if isinstance(source, str | os.PathLike | bytes | bytearray) or (
         hasattr(source, "read") and hasattr(source, "seek")
@@ -227,7 +231,7 @@ def _elsewhere(name: str, tensor: Any) -> NonFinite | None:
 
 
 def _in_array(name: str, values: Any) -> NonFinite | None:
-    """An array of any sort: of another library, with gaps, or in the foreign byte order."""
+    """An array of any sort: of another library, with gaps, in the foreign byte order, of a type of NumPy's own."""
     from tensorio import _source
     from tensorio.dtypes import of_numpy
     from tensorio.formats._items import c_order, native
@@ -236,8 +240,10 @@ def _in_array(name: str, values: Any) -> NonFinite | None:
     if places[0] >= 0:
         return _at(name, places)
     row = of_numpy(values.dtype)
+    if row is None:
+        return _in_fields(name, values) if values.dtype.names else _by_numpy(name, values)
     found: NonFinite | None = None
-    if row is not None and row.name in _KINDS:
+    if row.name in _KINDS:
         start = 0
         for piece in c_order(values, native):
             found = _at(name, array("q", [row.code, _core.address(piece), len(piece)]), start, found)
@@ -249,6 +255,41 @@ def _at(name: str, places: array[int], start: int = 0, found: NonFinite | None =
     """Add what is in elements that lie in C order, the first of them `start` bytes behind the first of the tensor."""
     for _, code, address, nbytes, at in _searched(places):
         found = _joined(_counted(name, code, address, nbytes, start + at), found)
+    return found
+
+
+def _in_fields(name: str, records: Any) -> NonFinite | None:
+    """An array of records; each field may have several elements for each."""
+    found = [
+        replace(bad, first=bad.first // (values.size // records.size))
+        for values in map(records.__getitem__, records.dtype.names)
+        if values.size and (bad := _in_array(name, values)) is not None
+    ]
+    found.sort(key=lambda bad: bad.first)
+    return reduce(lambda earlier, later: _joined(later, earlier), found) if found else None
+
+
+def _by_numpy(name: str, values: Any) -> NonFinite | None:
+    """Numbers of a type that no file has, like longdouble: as NumPy tells."""
+    import numpy as np
+
+    from tensorio.formats._items import c_order, native
+
+    if values.dtype.kind in NO_NUMBERS or not values.nbytes:
+        return None
+    found: NonFinite | None = None
+    start = 0
+    for piece in c_order(values, native):
+        numbers = np.frombuffer(piece, np.uint8).view(values.dtype.newbyteorder("="))
+        parts = numbers.view(numbers.real.dtype) if numbers.dtype.kind == "c" else numbers
+        try:
+            finite = np.isfinite(numbers)
+        except TypeError:  # integers of other packages
+            return None
+        if not finite.all():
+            bad = NonFinite(name, start + int(finite.argmin()), int(np.isnan(parts).sum()), int(np.isinf(parts).sum()))
+            found = _joined(bad, found)
+        start += len(numbers)
     return found
 
 
