@@ -13,16 +13,14 @@ is empty, which has one chunk.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from tensorio.encryption._header import Header, Secrets, primitives
 from tensorio.errors import DecryptionError, LimitError, TruncatedError
 
-__all__ = ["RUN", "TAG", "Chunks", "in_order", "stored_size"]
+__all__ = ["RUN", "TAG", "Chunks", "stored_size"]
 
 TAG = 16
 RUN = 1 << 20  # bytes that one thread takes at a time, or one chunk
@@ -30,9 +28,6 @@ COUNT_MAX = 1 << 32
 # Chunks that a damaged one is compared with, to say whose place it took.
 TRIED_BYTES = 64 << 20
 EXPLAINED = 8  # chunks of a payload that this is done for: the time to refuse a file stays that of reading it
-
-Job = TypeVar("Job")
-Result = TypeVar("Result")
 
 
 def stored_size(nbytes: int, chunk: int) -> int:
@@ -179,18 +174,3 @@ class Chunks:
         except InvalidTag:
             return False
         return True
-
-
-def in_order(work: Callable[[Job], Result], jobs: Sequence[Job], threads: int) -> Iterator[Result]:
-    """Yield what `work` makes of each job, in their order, by several threads that are a few jobs ahead."""
-    if len(jobs) < 2 or threads < 2:
-        yield from map(work, jobs)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        ahead: deque[Future[Result]] = deque()
-        for job in jobs:
-            ahead.append(pool.submit(work, job))
-            if len(ahead) > 2 * threads:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tensorio.encryption._chunks import RUN, Chunks, in_order, stored_size
+from tensorio.encryption._ahead import in_order
+from tensorio.encryption._chunks import RUN, Chunks, stored_size
 from tensorio.encryption._header import FILE, HEADER, new_header
 from tensorio.encryption._storage import DecryptedStorage
 from tensorio.storage.reading import readers

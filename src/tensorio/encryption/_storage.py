@@ -7,7 +7,8 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tensorio.encryption._chunks import RUN, Chunks, in_order
+from tensorio.encryption._ahead import in_order
+from tensorio.encryption._chunks import RUN, Chunks
 from tensorio.errors import DecryptionError, FormatError, escaped
 from tensorio.storage.base import Storage
 from tensorio.storage.files import FileStorage

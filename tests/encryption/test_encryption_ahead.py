@@ -1,0 +1,121 @@
+"""Chunks made by several threads: in order, a few ahead, at the end of a program, and no longer than asked for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorio.encryption._ahead import in_order
+
+pytestmark = pytest.mark.plain_build
+
+BEGIN = """
+import atexit, os, sys, threading, time
+import numpy as np, tensorio
+from tensorio.encryption import _plan, _storage
+_plan.readers = _storage.readers = lambda: 4  # however few cores there are
+folder, key = sys.argv[1], bytes(32)
+path = os.path.join(folder, "m.safetensors")
+tensorio.save({"x": np.arange(1 << 20)}, path)
+
+def act():
+    tensorio.encrypt(path, f"{path}.enc", key=key)
+    assert tensorio.load(f"{path}.enc", key=key)["x"][-1] == (1 << 20) - 1
+    assert tensorio.verify(f"{path}.enc", key=key).ok
+    tensorio.decrypt(f"{path}.enc", f"{path}.back", key=key)
+"""
+LATER = """
+def late():
+    threading.main_thread().join()
+    act()
+threading.Thread(target=late).start()
+"""
+
+
+@pytest.mark.parametrize(
+    "code", ["atexit.register(act)", LATER], ids=["handler of the end", "thread after the main one"]
+)
+def test_files_are_encrypted_and_read_at_the_end_of_a_program(code: str, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason="needs the extra crypt")
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + code, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": ":".join(p for p in sys.path if p)},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "m.safetensors.back").read_bytes() == (tmp_path / "m.safetensors").read_bytes()
+
+
+def square(i: int) -> int:
+    time.sleep(np.random.default_rng(i).random() / 1000)
+    return i * i
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 100])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_results_are_in_the_order_of_the_jobs(count: int, threads: int) -> None:
+    assert list(in_order(square, range(count), threads)) == [i * i for i in range(count)]
+
+
+def test_threads_are_a_few_jobs_ahead_and_no_more() -> None:
+    begun: list[int] = []
+    results = in_order(lambda i: begun.append(i) or i, range(1000), 3)
+    for given in range(100):
+        assert next(results) == given
+        assert len(begun) <= given + 1 + 2 * 3
+    results.close()  # type: ignore[attr-defined]
+    assert len(begun) < 200
+
+
+def test_the_first_error_in_order_is_raised_and_nothing_works_on() -> None:
+    working = threading.Semaphore(0)
+
+    def work(i: int) -> int:
+        if i == 5:
+            raise StopIteration("five")
+        working.release()
+        time.sleep(0.001)
+        working.acquire()
+        return i
+
+    got = []
+    with pytest.raises(RuntimeError, match="StopIteration"):  # as for any generator
+        for i in in_order(work, range(100), 4):
+            got.append(i)
+    assert got == [0, 1, 2, 3, 4]
+    assert not working.acquire(blocking=False)
+    assert not [thread for thread in threading.enumerate() if "_help" in thread.name]
+
+
+def test_where_no_thread_starts_the_caller_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert list(in_order(square, range(20), 4)) == [i * i for i in range(20)]
+
+
+def test_closing_waits_for_what_is_being_made() -> None:
+    """Whoever closes is about to close the file that it is made from."""
+    busy = set()
+
+    def work(i: int) -> int:
+        busy.add(i)
+        time.sleep(0.01)
+        busy.discard(i)
+        return i
+
+    results: Iterator[int] = in_order(work, range(100), 4)
+    assert next(results) == 0
+    results.close()  # type: ignore[attr-defined]
+    assert not busy
