@@ -661,6 +661,16 @@ def test_convert_to_an_unknown_suffix_is_wrong_use(layers: Path, tmp_path: Path,
     assert not (tmp_path / target).exists()
 
 
+@pytest.mark.parametrize("command", ["convert", "merge", "strip", "recover"])
+def test_target_without_a_format_is_told_how_to_name_it(command: str, layers: Path, tmp_path: Path) -> None:
+    output = ["-o"] if command == "merge" else []
+    result = run(command, layers, *output, tmp_path / "x.foo")
+    assert result.exit_code == 2
+    assert f"Invalid value for {'--output' if output else 'DST'}" in result.stderr
+    assert "the suffix '.foo' names no format" in result.stderr
+    assert result.stderr.rstrip().endswith("or give --format")
+
+
 def test_convert_refuses_classes_that_are_not_allowed_unless_asked_to_keep_them(
     refused: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -7,14 +7,18 @@ import re
 import time
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tensorio.cli._key import key_option
+from tensorio.cli._target import target_format
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
 from tensorio.errors import TensorIOError, UnsafePickleError
 from tensorio.formats import WRITTEN
+
+if TYPE_CHECKING:
+    from tensorio.formats._base import Format
 
 __all__ = ["command"]
 
@@ -46,17 +50,13 @@ def command(source: str, target: str, format_: str | None, unknown: str, max_sha
     levels: **.lora_*.**
     """
     import tensorio
-    from tensorio import formats
-    from tensorio.checkpoint._packing import nbytes_of
-    from tensorio.checkpoint._shards import shard_target
     from tensorio.cli._progress import bar
 
-    try:
-        chosen = formats.for_target(target, format_) if max_shard_size is None else shard_target(target, format_).format
-        limit = None if max_shard_size is None else nbytes_of(max_shard_size)
-    except ValueError as error:
-        hint = "DST" if max_shard_size is None else "--max-shard-size"
-        raise click.BadParameter(str(error).replace("max_shard_size=", "--max-shard-size"), param_hint=hint) from None
+    limit = None
+    if max_shard_size is None:
+        chosen = target_format(target, format_)
+    else:
+        chosen, limit = _shards(target, format_, max_shard_size)
     start = time.perf_counter()
     try:
         with bar(cut_middle(shown(os.path.basename(target)), LABEL_MAX)) as progress:
@@ -72,6 +72,18 @@ def command(source: str, target: str, format_: str | None, unknown: str, max_sha
             raise
         raise click.UsageError(str(error)) from None
     console().print(_sheet(target, chosen.NAME, dropped, time.perf_counter() - start))
+
+
+def _shards(target: str, named: str | None, most: str) -> tuple[Format, int]:
+    """The format of several files, and the most bytes of each."""
+    from tensorio.checkpoint._packing import nbytes_of
+    from tensorio.checkpoint._shards import shard_target
+
+    try:
+        return shard_target(target, named).format, nbytes_of(most)
+    except ValueError as error:
+        text = str(error).replace("max_shard_size=", "--max-shard-size")
+        raise click.BadParameter(text, param_hint="--max-shard-size") from None
 
 
 def _sheet(target: str, format_: str, dropped: list[str], seconds: float) -> Sheet:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tensorio.cli._target import target_format
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
 from tensorio.errors import TensorIOError
 from tensorio.formats import WRITTEN
@@ -45,13 +46,9 @@ def command(
     at all.
     """
     import tensorio
-    from tensorio import formats
     from tensorio.cli._progress import bar
 
-    try:
-        formats.for_target(target, format_)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--output") from None
+    target_format(target, format_, "--output")
     start = time.perf_counter()
     try:
         with bar(cut_middle(shown(os.path.basename(target)), LABEL_MAX)) as progress:

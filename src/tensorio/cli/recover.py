@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tensorio.cli._target import target_format
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, printable, shown, size, some
 from tensorio.errors import TensorIOError
 from tensorio.formats import WRITTEN
@@ -55,6 +56,7 @@ def command(ctx: click.Context, source: str, target: str, format_: str | None, r
     import tensorio
     from tensorio.cli._progress import bar
 
+    target_format(target, format_)
     start = time.perf_counter()
     try:
         with bar(cut_middle(shown(os.path.basename(source)), LABEL_MAX)) as progress:
