@@ -13,7 +13,7 @@ from tensorio.checkpoint._several import place_of_several
 from tensorio.checkpoint._verify import Report, verify_path
 from tensorio.encryption._header import is_encrypted
 from tensorio.encryption._opening import head_of
-from tensorio.errors import FormatError, UnknownFormatError, UnsupportedError, error_context
+from tensorio.errors import DecryptionError, FormatError, UnknownFormatError, UnsupportedError, error_context
 from tensorio.formats._base import OpenOptions
 from tensorio.scanning._report import ScanReport
 from tensorio.storage.opening import open_storage
@@ -276,7 +276,7 @@ def scan(path: Any, *, allow: Iterable[str | type] = (), progress: Progress | No
 def identify(path: Any) -> str:
     """Return the name of a file's format: by its first bytes; by its suffix if they say nothing and it opens.
 
-    A file that is encrypted as a whole is ``"encrypted"``.
+    What is encrypted as a whole is ``"encrypted"``.
 
     Raises
     ------
@@ -284,8 +284,11 @@ def identify(path: Any) -> str:
         No format recognises it; the message says what it looks like.
     """
     if place_of_several(path) is not None:
-        with open_checkpoint(path, unknown="opaque") as checkpoint:
-            return checkpoint.format
+        try:
+            with open_checkpoint(path, unknown="opaque") as checkpoint:
+                return checkpoint.format
+        except DecryptionError:
+            return "encrypted"
     storage, _, name = open_storage(path)
     try:
         with error_context(path=name):

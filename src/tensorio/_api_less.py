@@ -27,6 +27,7 @@ def merge(
     format: str | None = None,
     unknown: str = "error",
     allow: Iterable[type] = (),
+    key: Any = None,
     durable: bool = True,
     progress: Progress | None = None,
 ) -> Merged:
@@ -35,7 +36,8 @@ def merge(
     Parameters
     ----------
     base, *adapters
-        See `open`; in the order in which they count, the last one most.
+        See `open`; in the order in which they count, the last one most. An opened
+        `Checkpoint` is taken as it is, and stays open.
     dst, durable, progress
         See `save`. May be one of the sources.
     on_conflict : {"replace", "keep", "error"}
@@ -49,6 +51,9 @@ def merge(
         Of `dst`; by its suffix if not given.
     unknown, allow
         See `open`.
+    key
+        See `open`; of all files that are given by path: a function is asked for
+        that of each. What is written is not encrypted.
 
     Returns
     -------
@@ -69,7 +74,7 @@ def merge(
     """
     return merge_files(
         (base, *adapters), dst, on_conflict=on_conflict, rename=rename, format=format,
-        reading=reading_options(False, unknown, allow, False), durable=durable, progress=progress,
+        reading=reading_options(False, unknown, allow, False, key=key), durable=durable, progress=progress,
     )  # fmt: skip
 
 
@@ -85,6 +90,7 @@ def strip(
     dry_run: bool = False,
     unknown: str = "opaque",
     allow: Iterable[type] = (),
+    key: Any = None,
     durable: bool = True,
     progress: Progress | None = None,
 ) -> Stripped:
@@ -92,8 +98,8 @@ def strip(
 
     Parameters
     ----------
-    src, allow
-        See `open`.
+    src, allow, key
+        See `open`; what is written is not encrypted.
     dst, durable, progress
         See `save`. May be `src`.
     keep : str, optional
@@ -138,16 +144,18 @@ def strip(
 
     return strip_file(
         src, dst, keep=keep, include=include, exclude=exclude, flat=flat, format=format, dry_run=dry_run,
-        reading=reading_options(False, unknown, allow, False), durable=durable, progress=progress,
+        reading=reading_options(False, unknown, allow, False, key=key), durable=durable, progress=progress,
     )  # fmt: skip
 
 
-def delta_chain(path: Any) -> list[str]:
+def delta_chain(path: Any, *, key: Any = None) -> list[str]:
     """List the files that a checkpoint needs: itself and, behind a delta, its base, that one's base, and so on.
 
     Parameters
     ----------
     path : str or os.PathLike
+    key
+        See `open`; of all files of the chain.
 
     Returns
     -------
@@ -158,7 +166,7 @@ def delta_chain(path: Any) -> list[str]:
     ------
     See `open`: every file of the chain is opened and checked against what the one before says of it.
     """
-    with open_checkpoint(path, unknown="opaque") as checkpoint:
+    with open_checkpoint(path, **reading_options(False, "opaque", (), False, key=key)) as checkpoint:
         if checkpoint.path is None:
             raise UnsupportedError("only a file with a path can refer to others")
         return list(checkpoint.files)

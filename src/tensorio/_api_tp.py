@@ -29,6 +29,7 @@ def ranked(
     default: str = "error",
     unknown: str = "error",
     allow: Iterable[type] = (),
+    key: Any = None,
 ) -> RankView:
     """Open what one rank of a tensor-parallel group needs of a checkpoint that is not cut.
 
@@ -41,7 +42,7 @@ def ranked(
         Number of this rank, from 0, and of all.
     rules, config, default
         See `shard`.
-    unknown, allow
+    unknown, allow, key
         See `open`; for a `source` that is not opened yet.
 
     Returns
@@ -61,7 +62,8 @@ def ranked(
     owned = not isinstance(source, Checkpoint)
     name = source.path if isinstance(source, Checkpoint) else source
     resolved = rules_for(name, rules, config)
-    checkpoint = open_checkpoint(source, **reading_options(False, unknown, allow, False)) if owned else source
+    options = reading_options(False, unknown, allow, False, key=key)
+    checkpoint = open_checkpoint(source, **options) if owned else source
     try:
         return RankView(Division(checkpoint, tp, resolved, default), rank, owned)
     except BaseException:
@@ -86,6 +88,7 @@ def shard(
     dry_run: bool = False,
     unknown: str = "error",
     allow: Iterable[type] = (),
+    key: Any = None,
     durable: bool = True,
     progress: Progress | None = None,
 ) -> ShardReport:
@@ -123,8 +126,8 @@ def shard(
         Replace a folder that has nothing in it but what an earlier call made.
     dry_run : bool
         Write nothing.
-    unknown, allow
-        See `open`.
+    unknown, allow, key
+        See `open`; what is written is not encrypted.
     durable : bool
         Sync files and folder to disk before returning.
     progress : callable, optional
@@ -160,7 +163,7 @@ def shard(
     return shard_checkpoint(
         src, dst, tp=tp, rules=rules, config=config, default=default, format=format, name=name,
         max_shard_size=max_shard_size, metadata=metadata, overwrite=overwrite, dry_run=dry_run, durable=durable,
-        progress=progress, **reading_options(False, unknown, allow, False),
+        progress=progress, **reading_options(False, unknown, allow, False, key=key),
     )  # fmt: skip
 
 
@@ -169,6 +172,7 @@ def unshard(
     dst: Any,
     *,
     format: str | None = None,
+    key: Any = None,
     durable: bool = True,
     progress: Progress | None = None,
 ) -> list[str]:
@@ -180,6 +184,9 @@ def unshard(
         The folder, with its ``tensorio_tp.json``.
     dst, format, durable, progress
         See `save`.
+    key
+        See `open`; of all files, if the folder was encrypted. What is written is
+        not encrypted.
 
     Returns
     -------
@@ -203,4 +210,5 @@ def unshard(
     """
     from tensorio.checkpoint._unshard import unshard_folder
 
-    return unshard_folder(src, dst, format=format, durable=durable, progress=progress)
+    options = {} if key is None else reading_options(False, "error", (), False, key=key)
+    return unshard_folder(src, dst, format=format, options=options, durable=durable, progress=progress)

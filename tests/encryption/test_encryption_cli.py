@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("cryptography", reason="needs the extra crypt")
 import safetensors.numpy
 
+import tensorio
 from tensorio.cli import run
 
 TENSORS = {"head.w": np.arange(3000, dtype="f4"), "body.w": np.ones((7, 2), "i2")}
@@ -78,6 +79,59 @@ def test_other_commands_take_the_key(tool: Any, model: Path, key: str, tmp_path:
     assert "no checksums" not in out
     assert tool("convert", tmp_path / "e", tmp_path / "c.safetensors", "--key", key)[0] == 0
     assert (tmp_path / "c.safetensors").read_bytes() == model.read_bytes()
+
+
+COMMANDS = {
+    "merge": ["merge", "E", "E", "-o", "DST.safetensors"],
+    "strip": ["strip", "E", "DST.safetensors"],
+    "shard": ["shard", "E", "DST", "--tp", "2", "--rules", "RULES"],
+    "unshard": ["shard", "--merge", "RANKS", "DST.safetensors"],
+}
+
+
+def words(command: str, folder: Path) -> list[Path | str]:
+    """The arguments of a command, with what it reads and writes in a folder."""
+    paths = {
+        "E": "enc/m.safetensors",
+        "RANKS": "ranks.e",
+        "RULES": "rules",
+        "DST": "out",
+        "DST.safetensors": "out.safetensors",
+    }
+    return [folder / paths[word] if word in paths else word for word in COMMANDS[command]]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_that_write_take_the_key(command: str, tool: Any, model: Path, key: str, tmp_path: Path) -> None:
+    (tmp_path / "rules").write_text("head.w = 0\n** = replicate\n")
+    assert tool("shard", model, tmp_path / "ranks", "--tp", 2, "--rules", tmp_path / "rules")[0] == 0
+    tool("encrypt", tmp_path / "ranks", tmp_path / "ranks.e", "--key", key)
+    (tmp_path / "enc").mkdir()
+    tool("encrypt", model, tmp_path / "enc" / model.name, "--key", key)
+    code, out, err = tool(*words(command, tmp_path))
+    assert (code, out) == (1, "")
+    assert "--key" in err
+    assert not list(tmp_path.glob("out*"))
+    code, out, err = tool(*words(command, tmp_path), "--key", key)
+    assert (code, err) == (0, "")
+    if command == "shard":
+        for path in (tmp_path / "ranks").iterdir():
+            assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+    else:
+        assert (tmp_path / "out.safetensors").read_bytes() == model.read_bytes()
+
+
+def test_publish_takes_the_key(tool: Any, model: Path, key: str, tmp_path: Path) -> None:
+    tool("encrypt", model, tmp_path / "e", "--key", key)
+    name = f"test-{os.getpid()}-key"
+    assert "--key" in tool("publish", "--persistent", tmp_path / "e", name)[2]
+    try:
+        code, _, err = tool("publish", "--persistent", tmp_path / "e", name, "--key", key)
+        assert (code, err) == (0, "")
+        with tensorio.attach(name) as shared:
+            assert all(np.array_equal(shared[fqn], array) for fqn, array in TENSORS.items())
+    finally:
+        tool("unpublish", name)
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "convert"])

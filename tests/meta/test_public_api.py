@@ -104,11 +104,11 @@ SIGNATURES = {
     "save_async": "obj, path, **options",
     "convert": "src, dst, *, format=None, dtype=None, rename=None, max_shard_size=None, include=None, exclude=None, "
                "compact=False, unknown='error', allow=(), strict=False, key=None, durable=True, progress=None",
-    "delta_chain": "path",
+    "delta_chain": "path, *, key=None",
     "merge": "base, *adapters, dst, on_conflict='replace', rename=None, format=None, unknown='error', allow=(), "
-             "durable=True, progress=None",
+             "key=None, durable=True, progress=None",
     "strip": "src, dst, *, keep=None, include=None, exclude=None, flat=False, format=None, dry_run=False, "
-             "unknown='opaque', allow=(), durable=True, progress=None",
+             "unknown='opaque', allow=(), key=None, durable=True, progress=None",
     "recover": "src, dst, *, format=None, raw=False, keep_damaged=False, unknown='error', allow=(), encoding=None, "
                "durable=True, progress=None",
     "verify": "path, *, manifest=None, require=False, key=None, progress=None",
@@ -116,19 +116,21 @@ SIGNATURES = {
     "encrypt": "src, dst, *, key, key_id='', tensors=None, chunk_size=1048576, old_key=None, durable=True, "
                "progress=None",
     "decrypt": "src, dst, *, key, durable=True, progress=None",
-    "check_finite": "source",
+    "check_finite": "source, *, key=None",
     "scan": "path, *, allow=(), progress=None",
     "publish": "source, name=None, *, format=None, huge_pages=False, dequantize=False, mode=384, persistent=False, "
-               "replace=False, exist_ok=False, timeout=None, unknown='error', allow=(), progress=None",
+               "replace=False, exist_ok=False, timeout=None, unknown='error', allow=(), key=None, "
+               "progress=None",
     "attach": "name, *, writable=False, unknown=None, allow=(), timeout=None",
     "published": "",
     "unpublish": "name",
     "identify": "path",
     "guard": "",
     "shard": "src, dst, *, tp, rules, config=None, default='error', format=None, name=None, max_shard_size=None, "
-             "metadata=None, overwrite=False, dry_run=False, unknown='error', allow=(), durable=True, progress=None",
-    "unshard": "src, dst, *, format=None, durable=True, progress=None",
-    "ranked": "source, rank, *, tp, rules, config=None, default='error', unknown='error', allow=()",
+             "metadata=None, overwrite=False, dry_run=False, unknown='error', allow=(), key=None, durable=True, "
+             "progress=None",
+    "unshard": "src, dst, *, format=None, key=None, durable=True, progress=None",
+    "ranked": "source, rank, *, tp, rules, config=None, default='error', unknown='error', allow=(), key=None",
 }  # fmt: skip
 
 METHODS = {

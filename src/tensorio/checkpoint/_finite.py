@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from tensorio import _core
 from tensorio.arraylike import as_numpy, is_tensor
 from tensorio.checkpoint._checkpoint import Checkpoint, open_checkpoint
+from tensorio.checkpoint._options import reading_options
 from tensorio.dtypes import DTYPES
 from tensorio.errors import NonFiniteError, TensorIOError, escaped
 from tensorio.storage.reading import in_threads, readers
@@ -93,7 +94,7 @@ class NonFinite:
         return f"{escaped(self.name)} ({self.nan} NaN, {self.infinite} infinite, the first at index {self.first})"
 
 
-def check_finite(source: Any) -> list[NonFinite]:
+def check_finite(source: Any, *, key: Any = None) -> list[NonFinite]:
     """Find NaN and infinity in the tensors of an object, a checkpoint or a file.
 
     Parameters
@@ -101,6 +102,8 @@ def check_finite(source: Any) -> list[NonFinite]:
     source : object
         What `tensorio.save` takes; a `Checkpoint`; or what `tensorio.open` takes: a
         str, os.PathLike, bytes or binary file object.
+    key
+        See `tensorio.open`, for a file.
 
     Returns
     -------
@@ -123,7 +126,7 @@ def check_finite(source: Any) -> list[NonFinite]:
     if isinstance(source, str | os.PathLike | bytes | bytearray) or (
         hasattr(source, "read") and hasattr(source, "seek")
     ):
-        with open_checkpoint(source, unknown="opaque") as checkpoint:
+        with open_checkpoint(source, **reading_options(False, "opaque", (), False, key=key)) as checkpoint:
             return check_finite(checkpoint)
     if isinstance(source, Checkpoint):
         return _in_checkpoint(source)

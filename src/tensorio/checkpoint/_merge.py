@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tensorio import formats
 from tensorio.checkpoint._checkpoint import Checkpoint, open_checkpoint
 from tensorio.checkpoint._watched import write_file
-from tensorio.errors import TensorMismatchError, error_context
+from tensorio.encryption._opening import NOT_ENCRYPTED
+from tensorio.errors import DecryptionError, TensorMismatchError, error_context
 from tensorio.plan import CheckedPlan
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def merge_files(
     target = formats.for_target(dst, format)
     name = formats.target_name(dst)
     with ExitStack() as stack:
-        opened = [stack.enter_context(open_checkpoint(source, **reading)) for source in sources]
+        opened = [_opened(source, reading, stack) for source in sources]
         union = _Union(opened[0], on_conflict)
         for number, checkpoint in enumerate(opened[1:], 1):
             union.add(number, checkpoint, rename)
@@ -74,6 +75,21 @@ def merge_files(
         plan = union.plan(opened, target, name or "")
         write_file(CheckedPlan(plan, lambda: _check(opened)), dst, durable=durable, progress=progress)
     return Merged(name, plan.nbytes, tuple(union.added), tuple(union.replaced), tuple(union.kept), dropped)
+
+
+def _opened(source: Any, reading: dict[str, Any], stack: ExitStack) -> Checkpoint:
+    """Open a file until the stack is closed; a checkpoint that is open already stays its owner's."""
+    if isinstance(source, Checkpoint):
+        return source
+    try:
+        return stack.enter_context(open_checkpoint(source, **reading))
+    except DecryptionError as error:
+        if error.message == NOT_ENCRYPTED:
+            error.message = (
+                "nothing in the file is encrypted, and key= is of all that is merged: it may have been replaced; "
+                "encrypt it, or open it yourself and merge the checkpoint"
+            )
+        raise
 
 
 def _check(opened: list[Checkpoint]) -> None:

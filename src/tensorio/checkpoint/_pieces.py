@@ -99,7 +99,7 @@ def _source(strands: list[Strand], count: int) -> Source:
     first = strands[0]
     lone = len(strands) == 1 and count == 1 and first.nbytes <= SMALL
     if lone and first.storage is not None and not isinstance(first.storage, LazyStorage):
-        return first.storage.view()[first.offset : first.offset + first.nbytes]
+        return first.storage.view_for(first.offset, first.nbytes)[first.offset : first.offset + first.nbytes]
     return partial(weave, strands, count)
 
 

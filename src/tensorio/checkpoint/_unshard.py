@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["unshard_folder"]
 
 
-def unshard_folder(src: Any, dst: Any, *, format: str | None, durable: bool, progress: Progress | None) -> list[str]:
+def unshard_folder(
+    src: Any, dst: Any, *, format: str | None, options: dict[str, Any], durable: bool, progress: Progress | None
+) -> list[str]:
     """Put rank files together; see `tensorio.unshard`."""
     from tensorio.checkpoint._pieces import plan_pieces  # needs NumPy
 
@@ -43,7 +45,7 @@ def unshard_folder(src: Any, dst: Any, *, format: str | None, durable: bool, pro
         more = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
         raise TruncatedError(f"the file {escaped(missing[0])}{more} of the group is missing", path=folder)
     with ExitStack() as stack:
-        ranks = [stack.enter_context(open_joined(folder, files)[0]) for files in manifest.files]
+        ranks = [stack.enter_context(open_joined(folder, files, **options)[0]) for files in manifest.files]
         with error_context(path=folder):
             group = _Group(manifest, ranks)
             pieces = [group.piece(fqn, part) for fqn, part in manifest.tensors.items()]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from tensorio.cli._key import key_option
 from tensorio.cli._target import target_format
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
 from tensorio.errors import TensorIOError
@@ -33,10 +34,11 @@ LABEL_MAX = 30  # columns of a file's name beside its bar
 @click.option("--strip-prefix", metavar="TEXT", default="", help="Take this off the names of the adapters' tensors.")
 @click.option("--add-prefix", metavar="TEXT", default="", help="Put this before the names of the adapters' tensors.")
 @click.option("--format", "format_", type=click.Choice(WRITTEN), help="Of DST; by its suffix if not given.")
+@key_option(help="Where the key of BASE and of each ADAPTER is, if they are encrypted; DST is not.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def command(
     base: str, adapters: tuple[str, ...], target: str, on_conflict: str, strip_prefix: str, add_prefix: str,
-    format_: str | None, as_json: bool,
+    format_: str | None, as_json: bool, key: Any,
 ) -> None:  # fmt: skip
     """Write the tensors of BASE and of each ADAPTER to one file; of two of one name, the later one.
 
@@ -53,7 +55,7 @@ def command(
     try:
         with bar(cut_middle(shown(os.path.basename(target)), LABEL_MAX)) as progress:
             report = tensorio.merge(
-                base, *adapters, dst=target, on_conflict=on_conflict, format=format_, progress=progress,
+                base, *adapters, dst=target, on_conflict=on_conflict, format=format_, key=key, progress=progress,
                 rename=lambda name: add_prefix + name.removeprefix(strip_prefix),
             )  # fmt: skip
     except TensorIOError as error:

@@ -9,10 +9,11 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from tensorio.cli._key import key_option
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
 
 if TYPE_CHECKING:
@@ -37,8 +38,9 @@ PAGES = {"small": "", "transparent": ", in transparent huge pages", "reserved": 
 @click.option("--mode", default="600", metavar="OCTAL", help="Who may attach to a persistent name (640, 644).")
 @click.option("--unknown", type=click.Choice(("error", "opaque")), default="error", show_default=True,
               help="Objects of classes that are not harmless: refuse the file, or keep them as data.")  # fmt: skip
+@key_option(help="Where the key of PATH is, if it is encrypted; what is published is not.")
 def publish(source: str, name: str, persistent: bool, replace: bool, huge_pages: bool, dequantize: bool, mode: str,
-            unknown: str) -> None:  # fmt: skip
+            unknown: str, key: Any) -> None:  # fmt: skip
     """Publish the tensors of PATH under NAME, for tensorio.attach(NAME) in other processes.
 
     A file that can be mapped as it is gets a name and nothing else. All else is
@@ -54,7 +56,7 @@ def publish(source: str, name: str, persistent: bool, replace: bool, huge_pages:
             with bar(cut_middle(shown(os.path.basename(source)), LABEL_MAX)) as progress:
                 publication = tensorio.publish(
                     source, name, persistent=persistent, replace=replace, huge_pages=huge_pages, dequantize=dequantize,
-                    mode=_mode(mode), unknown=unknown, progress=progress,
+                    mode=_mode(mode), unknown=unknown, key=key, progress=progress,
                 )  # fmt: skip
         except ValueError as error:
             if isinstance(error, tensorio.TensorIOError):

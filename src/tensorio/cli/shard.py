@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tensorio.cli._key import key_option
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
 from tensorio.errors import TensorIOError
 
@@ -46,6 +47,7 @@ SPELLINGS = {
 @click.option("--merge", is_flag=True, help="SRC is a folder of such files: put them together in the file DST.")
 @click.option("--unknown", type=click.Choice(("error", "opaque")), default="error", show_default=True,
               help="Objects of classes that are not harmless: refuse the file, or keep them as data.")  # fmt: skip
+@key_option(help="Where the key of SRC is, if it is encrypted; DST is not.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def command(source: str, target: str, merge: bool, as_json: bool, dry_run: bool, **options: Any) -> None:
     """Cut the tensors of SRC for a tensor-parallel group of --tp ranks: a folder DST with a file for each.
@@ -98,7 +100,7 @@ def _cut(source: str, target: str, options: dict[str, Any], as_json: bool, dry_r
     if options["tp"] is None or options["rules"] is None:
         raise click.UsageError("--tp and --rules are needed to cut a checkpoint; --merge puts one together")
     keywords = {
-        key: options[key] for key in ("tp", "rules", "default", "name", "max_shard_size", "overwrite", "unknown")
+        key: options[key] for key in ("tp", "rules", "default", "name", "max_shard_size", "overwrite", "unknown", "key")
     }
     with bar(cut_middle(shown(os.path.basename(source)), LABEL_MAX)) as progress:
         report = tensorio.shard(source, target, config=_config(source, options), format=options["format_"],
@@ -134,7 +136,7 @@ def _merge(source: str, target: str, options: dict[str, Any], as_json: bool, sta
         if options[key] is not None:
             raise click.UsageError(f"--{key.replace('_', '-')} is for cutting, and --merge puts together")
     with bar(cut_middle(shown(os.path.basename(target)), LABEL_MAX)) as progress:
-        skipped = tensorio.unshard(source, target, format=options["format_"], progress=progress)
+        skipped = tensorio.unshard(source, target, format=options["format_"], key=options["key"], progress=progress)
     nbytes = os.path.getsize(target)
     if as_json:
         _print_json({"schema": SCHEMA, "source": source, "target": target, "nbytes": nbytes, "skipped": skipped})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tensorio.cli._key import key_option
 from tensorio.cli._target import target_format
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
 from tensorio.errors import TensorIOError
@@ -35,6 +36,7 @@ SPELLINGS = {"keep=": "--keep ", "include=": "--include ", "exclude=": "--exclud
 @click.option("--flat", is_flag=True, help="Leave out the key above the weights; .safetensors always does.")
 @click.option("--format", "format_", type=click.Choice(WRITTEN), help="Of DST; by its suffix if not given.")
 @click.option("--dry-run", is_flag=True, help="Write nothing; say what would be left out.")
+@key_option(help="Where the key of SRC is, if it is encrypted; DST is not.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def command(source: str, target: str, as_json: bool, format_: str | None, include: tuple[str, ...],
             exclude: tuple[str, ...], **options: Any) -> None:  # fmt: skip

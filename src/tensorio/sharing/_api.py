@@ -30,6 +30,7 @@ def publish(
     timeout: float | None = None,
     unknown: str = "error",
     allow: Iterable[type] = (),
+    key: Any = None,
     progress: Progress | None = None,
 ) -> Publication:
     """Put tensors where every process of this host can map them, once.
@@ -73,6 +74,9 @@ def publish(
         long as it takes if not given.
     unknown, allow
         See `open`; `attach` reads with the same `unknown`.
+    key
+        See `open`; for a `source` that is not opened yet. What is published is
+        not encrypted: it is memory, which `mode` says who may attach to.
     progress : callable, optional
         Called as ``progress(done, total)`` in bytes that are laid out.
 
@@ -105,7 +109,7 @@ def publish(
     """
     from tensorio.sharing._publish import How, publish_source  # what writes needs NumPy
 
-    options = reading_options(False, unknown, allow, False)
+    options = reading_options(False, unknown, allow, False, key=key)
     how = How(format, huge_pages, dequantize, mode, persistent, replace, exist_ok, timeout, options, progress)
     return publish_source(source, name, how)
 
