@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorio import formats
 from tensorio.checkpoint._saving import Saved
 from tensorio.checkpoint._watched import write_file
 from tensorio.encryption._header import CHUNK
+
+if TYPE_CHECKING:
+    from tensorio.encryption._files import Processed
 
 __all__ = ["decrypt", "encrypt"]
 
@@ -22,6 +26,7 @@ def encrypt(
     key: Any,
     key_id: str = "",
     tensors: str | Iterable[str] | None = None,
+    clear: str | Iterable[str] | None = None,
     chunk_size: int = CHUNK,
     old_key: Any = None,
     durable: bool = True,
@@ -32,9 +37,9 @@ def encrypt(
     Parameters
     ----------
     src : str, os.PathLike, buffer or seekable binary file object
-        Any file; or a folder, of which the files with suffixes of tensor files
-        are encrypted, and the others (an index, config.json, ...) copied;
-        but not its manifests, which have the SHA-256 of what is not encrypted.
+        Any file; or a folder, of which all files are encrypted but those of
+        `clear`, which are copied. Its manifests are not: they have the SHA-256
+        of what is not encrypted.
     dst : str, os.PathLike or writable binary file object
         May be `src`. A folder, for a folder: new or empty.
     key : bytes, str or callable
@@ -48,7 +53,13 @@ def encrypt(
     tensors : str or iterable of str, optional
         Patterns of names, as in the rules of `tensorio.shard`: ``*`` within a
         level, ``**`` for levels. Only these are encrypted; any reader opens the
-        file, and finds them as bytes (U8). All of the file if not given.
+        file, and finds them as bytes (U8). All of the file if not given. Of a
+        folder, files that are not of a format of tensors are then copied.
+    clear : str or iterable of str, optional
+        Patterns of names, as in a shell, of the files of a folder that stay
+        readable; none for ``()``. If not given: what other tools look for beside
+        the weights (``*.json``, tokenizers, text: `tensorio.encryption._clear`
+        has the list), up to 64 MiB each, unless there are tensors in it.
     chunk_size : int
         Bytes that are decrypted together: a power of two from 4 KiB to 64 MiB.
     old_key : bytes, str or callable, optional
@@ -59,7 +70,8 @@ def encrypt(
     Returns
     -------
     Saved
-        Which files were written, and how many bytes.
+        Which files were written, how many bytes, and which of the files are in
+        the clear (``.clear``).
 
     Raises
     ------
@@ -82,8 +94,11 @@ def encrypt(
     from tensorio.encryption._files import Encryption, process
     from tensorio.encryption._keys import KeySource
 
-    patterns = None if tensors is None else (tensors,) if isinstance(tensors, str) else tuple(tensors)
-    how = Encryption(KeySource(key).key(key_id), key_id, patterns, chunk_size, KeySource.of(old_key))
+    if clear is not None and not (isinstance(src, str | os.PathLike) and os.path.isdir(src)):
+        raise ValueError("clear= is for folders: it says which of their files stay readable")
+    how = Encryption(
+        KeySource(key).key(key_id), key_id, _patterns(tensors), chunk_size, KeySource.of(old_key), _patterns(clear)
+    )
     return _saved(dst, process(src, dst, how, write=write_file, durable=durable, progress=progress))
 
 
@@ -102,7 +117,8 @@ def decrypt(src: Any, dst: Any, *, key: Any, durable: bool = True, progress: Pro
     Returns
     -------
     Saved
-        Which files were written, and how many bytes.
+        Which files were written, how many bytes, and which of the files were not
+        encrypted (``.clear``).
 
     Raises
     ------
@@ -125,6 +141,9 @@ def decrypt(src: Any, dst: Any, *, key: Any, durable: bool = True, progress: Pro
     return _saved(dst, process(src, dst, how, write=write_file, durable=durable, progress=progress))
 
 
-def _saved(dst: Any, written: tuple[list[str], int]) -> Saved:
-    files, nbytes = written
-    return Saved(formats.target_name(dst), tuple(files), nbytes)
+def _patterns(given: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    return None if given is None else (given,) if isinstance(given, str) else tuple(given)
+
+
+def _saved(dst: Any, written: Processed) -> Saved:
+    return Saved(formats.target_name(dst), tuple(written.files), written.nbytes, clear=tuple(written.clear))

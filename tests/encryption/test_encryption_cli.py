@@ -159,6 +159,22 @@ def test_chosen_tensors_and_another_key(tool: Any, model: Path, key: str, tmp_pa
     assert all(np.array_equal(got[name], array) for name, array in TENSORS.items())
 
 
+def test_files_in_the_clear_are_listed(tool: Any, model: Path, key: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    model.rename(folder / model.name)
+    (folder / "config.json").write_text("{}")
+    code, out, err = tool("encrypt", folder, tmp_path / "e", "--key", key)
+    assert (code, err) == (0, "")
+    assert re.search(r"in the clear: 1 file\s+config\.json\s*$", out)
+    code, out, err = tool("decrypt", tmp_path / "e", tmp_path / "back", "--key", key)
+    assert re.search(r"copied, since they were not encrypted: 1 file\s+config\.json\s*$", out)
+    code, out, err = tool("encrypt", folder, tmp_path / "none", "--key", key, "--clear", "")
+    assert (code, err) == (0, "")
+    assert "in the clear" not in out
+    assert (tmp_path / "none" / "config.json").read_bytes()[:7] == b"\x89TIOENC"
+
+
 def test_damage_is_named(tool: Any, model: Path, key: str, tmp_path: Path) -> None:
     tool("encrypt", model, tmp_path / "e", "--key", key, "--chunk-size", 4096)
     data = bytearray((tmp_path / "e").read_bytes())

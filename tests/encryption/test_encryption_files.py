@@ -289,6 +289,87 @@ def test_files_of_a_folder_are_encrypted_and_its_notes_copied(tensors: Any, fold
     assert contents(tmp_path / "back") == want
 
 
+UNKNOWN = b"GGUF" + bytes(range(256)) * 8  # a format that nothing here reads
+
+
+def test_no_file_of_a_folder_stays_readable_but_what_other_tools_look_for(folder: Path, tmp_path: Path) -> None:
+    side = {
+        "tokenizer.json": b"{}", "tokenizer.model": b"\n\x0e\n\x05<unk>", "merges.txt": b"#version: 0.2\n",
+        "README.md": b"---\n", "modeling.py": b"import torch\n", "LICENSE": b"MIT\n",
+    }  # fmt: skip
+    model = (folder / "model-00001-of-00003.safetensors").read_bytes()
+    hidden = {"model.gguf": UNKNOWN, "weights": UNKNOWN, "model.onnx_data": bytes(9), "notes.txt": model, "empty": b""}
+    for name, data in {**side, **hidden}.items():
+        (folder / name).write_bytes(data)
+    want = contents(folder)
+    saved = tensorio.encrypt(folder, tmp_path / "e", key=KEY)
+    got = contents(tmp_path / "e")
+    clear = {name for name in want if got[name] == want[name]}
+    assert clear == {*side, "config.json", "model.safetensors.index.json"}
+    assert saved.clear == tuple(str(tmp_path / "e" / name) for name in sorted(clear))
+    assert all(got[name].startswith(b"\x89TIOENC\x01") for name in want.keys() - clear)
+    assert tensorio.decrypt(tmp_path / "e", tmp_path / "back", key=KEY).clear == tuple(
+        str(tmp_path / "back" / name) for name in sorted(clear)
+    )
+    assert contents(tmp_path / "back") == want
+
+
+@pytest.mark.parametrize(("clear", "names"), [
+    ((), set()),
+    ("", set()),
+    ("config.*", {"config.json"}),
+    (["*.gguf", "*.index.json", "none*"], {"m.gguf", "model.safetensors.index.json"}),
+    (["*-00002-*"], {"model-00002-of-00003.safetensors"}),
+])  # fmt: skip
+def test_what_stays_readable_can_be_said(clear: Any, names: set[str], folder: Path, tmp_path: Path) -> None:
+    (folder / "m.gguf").write_bytes(UNKNOWN)
+    want = contents(folder)
+    saved = tensorio.encrypt(folder, tmp_path / "e", key=KEY, clear=clear)
+    got = contents(tmp_path / "e")
+    assert {name for name in want if got[name] == want[name]} == names == {Path(path).name for path in saved.clear}
+    tensorio.decrypt(tmp_path / "e", tmp_path / "back", key=KEY)
+    assert contents(tmp_path / "back") == want
+
+
+def test_side_files_that_are_large_do_not_stay_readable(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "tensors.json").write_text(json.dumps(list(range(1000))))
+    monkeypatch.setattr("tensorio.encryption._clear.USUAL_MAX", 1000)
+    saved = tensorio.encrypt(folder, tmp_path / "e", key=KEY)
+    assert [Path(path).name for path in saved.clear] == ["config.json", "model.safetensors.index.json"]
+
+
+def test_chosen_tensors_leave_other_formats_readable_and_say_so(folder: Path, tmp_path: Path) -> None:
+    (folder / "m.gguf").write_bytes(UNKNOWN)
+    saved = tensorio.encrypt(folder, tmp_path / "e", key=KEY, tensors="w.0")
+    assert [Path(path).name for path in saved.clear] == [
+        "config.json", "m.gguf", "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors",
+        "model.safetensors.index.json",
+    ]  # fmt: skip
+
+
+def test_side_files_that_are_encrypted_get_the_new_key(folder: Path, tmp_path: Path) -> None:
+    want = contents(folder)
+    tensorio.encrypt(folder, tmp_path / "e", key=KEY, clear=())
+    saved = tensorio.encrypt(tmp_path / "e", tmp_path / "f", key=OTHER, old_key=KEY)
+    assert saved.clear == ()
+    tensorio.decrypt(tmp_path / "f", tmp_path / "back", key=OTHER)
+    assert contents(tmp_path / "back") == want
+
+
+def test_index_that_is_encrypted_is_told_from_damage(folder: Path, tmp_path: Path) -> None:
+    tensorio.encrypt(folder, tmp_path / "e", key=KEY, clear="config.json")
+    for key in (None, KEY):
+        with pytest.raises(tensorio.DecryptionError, match="the index is encrypted: decrypt the folder"):
+            tensorio.open(tmp_path / "e", key=key)
+
+
+def test_clear_is_for_folders(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="clear= is for folders"):
+        tensorio.encrypt(model, tmp_path / "e", key=KEY, clear="*.json")
+
+
 def test_index_of_encrypted_files_is_followed(folder: Path, tmp_path: Path) -> None:
     tensorio.encrypt(folder, tmp_path / "e", key=KEY)
     with tensorio.open(tmp_path / "e", key=KEY) as checkpoint:

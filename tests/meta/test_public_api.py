@@ -113,7 +113,7 @@ SIGNATURES = {
                "durable=True, progress=None",
     "verify": "path, *, manifest=None, require=False, key=None, progress=None",
     "write_manifest": "path, *, durable=True, progress=None",
-    "encrypt": "src, dst, *, key, key_id='', tensors=None, chunk_size=1048576, old_key=None, durable=True, "
+    "encrypt": "src, dst, *, key, key_id='', tensors=None, clear=None, chunk_size=1048576, old_key=None, durable=True, "
                "progress=None",
     "decrypt": "src, dst, *, key, durable=True, progress=None",
     "check_finite": "source, *, key=None",

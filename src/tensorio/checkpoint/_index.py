@@ -17,7 +17,17 @@ from typing import Any
 from tensorio.checkpoint._checkpoint import Checkpoint, open_single
 from tensorio.checkpoint._manifest import is_plain_name
 from tensorio.checkpoint._several import Place, place_in
-from tensorio.errors import FormatError, HeaderError, TensorIOError, TruncatedError, error_context, escaped
+from tensorio.encryption._header import is_encrypted
+from tensorio.encryption._opening import head_of
+from tensorio.errors import (
+    DecryptionError,
+    FormatError,
+    HeaderError,
+    TensorIOError,
+    TruncatedError,
+    error_context,
+    escaped,
+)
 from tensorio.formats._base import Opened, StoredRecord
 from tensorio.formats._strict_json import parse
 from tensorio.storage.base import MemoryStorage
@@ -107,6 +117,8 @@ def read_index(path: str) -> dict[str, str]:
     storage, _, _ = open_storage(path, local=True)
     try:
         with error_context(path=path):
+            if is_encrypted(head_of(storage)):
+                raise DecryptionError("the index is encrypted: decrypt the folder, or encrypt it with a readable index")
             value = parse(storage.view())
             wanted = value.get("weight_map") if isinstance(value, dict) else None
             if not isinstance(wanted, dict) or not _are_plain(wanted.values()):

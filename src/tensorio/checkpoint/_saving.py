@@ -44,6 +44,8 @@ class Saved:
         Bytes of storages that no tensor reaches, and that were not written: with ``compact=True``.
     unchanged : int
         Bytes of tensors that are as they are in the base: with ``base=``.
+    clear : tuple of str
+        Paths of files of a folder that `encrypt` or `decrypt` copied as they are, and that everybody can read.
     """
 
     path: str | None
@@ -51,6 +53,7 @@ class Saved:
     nbytes: int
     left_out: int = 0
     unchanged: int = 0
+    clear: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from tensorio.writing.output import naming
 
 __all__ = ["commands"]
 
+SHOWN_MAX = 20  # names listed of files in the clear
 LABEL_MAX = 30  # columns of a file's name beside its bar
 SPEED_NBYTES = 16 << 20  # below that, a speed is noise
 
@@ -26,12 +27,17 @@ SPEED_NBYTES = 16 << 20  # below that, a speed is noise
 @click.option("--key-id", default="", metavar="NAME", help="A name for the key, to stand in the file, readable.")
 @click.option("--tensors", multiple=True, metavar="PATTERN",
               help="Encrypt only these tensors of a .safetensors: names with * and **; may be repeated.")  # fmt: skip
+@click.option("--clear", multiple=True, metavar="PATTERN",
+              help="Leave these files of a folder readable: '*.json', or '' for none; may be repeated.")  # fmt: skip
 @click.option("--chunk-size", type=int, default=1 << 20, show_default=True, metavar="BYTES",
               help="Bytes that are decrypted together: a power of two from 4096.")  # fmt: skip
 @key_option("--old-key", "If SRC is encrypted: its key, to encrypt it with another.")
-def encrypt(source: str, target: str, tensors: tuple[str, ...], **options: Any) -> None:
-    """Encrypt SRC by AES-256-GCM: a file; a folder, of which the files with tensors are encrypted and the others
-    copied; or some tensors of a .safetensors, which any reader still opens.
+def encrypt(source: str, target: str, tensors: tuple[str, ...], clear: tuple[str, ...], **options: Any) -> None:
+    """Encrypt SRC by AES-256-GCM: a file; all files of a folder; or some tensors of a .safetensors, which any reader
+    still opens.
+
+    Of a folder, small files that other tools look for stay readable (*.json,
+    tokenizers, text), and are listed; --clear says which instead.
 
     \b
     tensorio keygen model.key
@@ -43,7 +49,7 @@ def encrypt(source: str, target: str, tensors: tuple[str, ...], **options: Any) 
     hexadecimal digits, or 44 characters of base64. The same option of inspect,
     verify, convert and decrypt reads what was encrypted.
     """  # noqa: D301  (click wants the backspace itself)
-    _run("encrypt", source, target, tensors=tensors or None, **options)
+    _run("encrypt", source, target, tensors=tensors or None, clear=clear or None, **options)
 
 
 @click.command("decrypt", short_help="Write an encrypted file as it was.")
@@ -94,6 +100,13 @@ def _run(act: str, source: str, target: str, **options: Any) -> None:
     files = f"{some(len(saved.files), 'file')}, " if len(saved.files) != 1 else ""
     sheet = Sheet("<<")
     sheet.add(Cell(shown(target), "bold"), f"{act}ed, {files}{size(saved.nbytes)} in {seconds:.2f} s{speed}")
+    if saved.clear:
+        what = "in the clear" if act == "encrypt" else "copied, since they were not encrypted"
+        sheet.add(Cell(f"  {what}: {some(len(saved.clear), 'file')}", "yellow"))
+        for path in saved.clear[:SHOWN_MAX]:
+            sheet.add(f"    {shown(os.path.basename(path))}")
+        if len(saved.clear) > SHOWN_MAX:
+            sheet.add(Cell(f"    ... and {len(saved.clear) - SHOWN_MAX:,} more", "dim"))
     console().print(sheet)
 
 

@@ -6,15 +6,16 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from tensorio.encryption._clear import fits, has_tensors, is_usual
 from tensorio.encryption._header import CHUNK, MAGIC, chunk_log, is_encrypted
 from tensorio.encryption._keys import KeySource
 from tensorio.encryption._opening import NOT_ENCRYPTED, decrypted, has_encrypted, head_of
 from tensorio.encryption._plan import copied_plan, encrypted_plan
 from tensorio.encryption._tensors import decrypted_tensors, encrypted_tensors
 from tensorio.errors import DecryptionError, FormatError, TensorMismatchError, UnsupportedError, error_context, escaped
-from tensorio.formats import get, names, safetensors, target_name
+from tensorio.formats import safetensors, target_name
 from tensorio.formats._base import DELTA_KEY, Opened, OpenOptions
 from tensorio.plan import CheckedPlan, Plan
 from tensorio.storage.base import Storage
@@ -24,7 +25,7 @@ from tensorio.tp import Rules
 from tensorio.writing.folders import staged_folder
 from tensorio.writing.output import write_plan
 
-__all__ = ["Decryption", "Encryption", "process"]
+__all__ = ["Decryption", "Encryption", "Processed", "process"]
 
 Progress = Callable[[int, int], object]
 
@@ -38,6 +39,7 @@ class Encryption:
     tensors: tuple[str, ...] | None = None
     chunk: int = CHUNK
     old_key: KeySource | None = None
+    clear: tuple[str, ...] | None = None
     used: set[str] = field(default_factory=set)  # patterns that fitted a tensor
 
     def __post_init__(self) -> None:
@@ -46,10 +48,15 @@ class Encryption:
             raise ValueError("tensors= is one pattern or more, or None for all of the file")
         Rules((pattern, "replicate") for pattern in self.tensors or ())  # says at once what is no pattern
 
-    def wants(self, name: str) -> bool:
-        """Whether a file of a folder is to be encrypted: those that have tensors, by their suffix."""
-        suffix = os.path.splitext(name)[1].lower()
-        return any(suffix in (*get(n).SUFFIXES, *get(n).OPENED_BY_SUFFIX) for n in names())
+    def wants(self, name: str, storage: Storage) -> bool:
+        """Whether a file of a folder is to be encrypted: all but those that may stay readable."""
+        if is_encrypted(head_of(storage, len(MAGIC))):
+            return True  # with another key, whatever its name is
+        if self.clear is not None and fits(name, self.clear):
+            return False
+        if has_tensors(name, storage):
+            return True
+        return self.tensors is None and (self.clear is not None or not is_usual(name, storage))
 
     def plan(self, storage: Storage) -> Plan | None:
         """Plan the encrypted file; None if no tensor in it is to be."""
@@ -98,7 +105,7 @@ class Encryption:
         if idle:
             raise TensorMismatchError(f"tensors=: expected names that fit {escaped(idle[0])}, found none")
         if not done:
-            raise UnsupportedError("expected files of tensors in the folder, found none by their suffixes")
+            raise UnsupportedError("expected files to encrypt in the folder, found none but such as stay readable")
 
 
 @dataclass
@@ -107,7 +114,7 @@ class Decryption:
 
     key: KeySource
 
-    def wants(self, name: str) -> bool:
+    def wants(self, name: str, storage: Storage) -> bool:
         """Whether a file of a folder may be encrypted: any may."""
         return True
 
@@ -140,23 +147,34 @@ def _marked(storage: Storage) -> bool:
         return False  # by chance, or damaged: whoever opens it says more
 
 
+class Processed(NamedTuple):
+    """What was written.
+
+    Attributes
+    ----------
+    files : list of str
+        Paths; none for a file object.
+    nbytes : int
+        Of all of them.
+    clear : list of str
+        The paths of those that are copies.
+    """
+
+    files: list[str]
+    nbytes: int
+    clear: list[str]
+
+
 def process(
     src: Any, dst: Any, how: Encryption | Decryption, *, write: Callable[..., None], durable: bool,
     progress: Progress | None,
-) -> tuple[list[str], int]:  # fmt: skip
+) -> Processed:  # fmt: skip
     """Encrypt or decrypt a file, or the files of a folder.
 
     Parameters
     ----------
     write : callable
         What writes the plan of a file: `tensorio.writing.output.write_plan`, or something that does more.
-
-    Returns
-    -------
-    files : list of str
-        The paths that were written; empty for a file object.
-    nbytes : int
-        Of all of them.
     """
     if isinstance(src, str | os.PathLike) and os.path.isdir(src):
         return _folder(os.fsdecode(src), os.fsdecode(dst), how, durable, progress)
@@ -164,25 +182,23 @@ def process(
         how.finish(made)
         write(plan, dst, durable=durable, progress=progress)
     name = target_name(dst)
-    return [] if name is None else [name], plan.nbytes
+    return Processed([] if name is None else [name], plan.nbytes, [])
 
 
 @contextmanager
-def _planned(src: Any, how: Encryption | Decryption, wanted: bool = True) -> Iterator[tuple[Plan, bool]]:
-    """Open a file, and plan what becomes of it, or a copy; and tell which."""
+def _planned(src: Any, how: Encryption | Decryption, member: str | None = None) -> Iterator[tuple[Plan, bool]]:
+    """Open a file, or one of a folder, and plan what becomes of it, or a copy; and tell which."""
     storage, _, name = open_storage(src)
     try:
         with error_context(path=name):
-            plan = how.plan(storage) if wanted else None
+            plan = how.plan(storage) if member is None or how.wants(member, storage) else None
             copied = copied_plan(storage) if plan is None else plan
             yield CheckedPlan(copied, storage.check_unchanged), plan is not None
     finally:
         storage.close()
 
 
-def _folder(
-    src: str, dst: str, how: Encryption | Decryption, durable: bool, progress: Progress | None
-) -> tuple[list[str], int]:
+def _folder(src: str, dst: str, how: Encryption | Decryption, durable: bool, progress: Progress | None) -> Processed:
     entries = sorted(
         name for name in os.listdir(src) if not is_manifest(name)
     )  # it would not be true of what is written
@@ -190,7 +206,8 @@ def _folder(
         if os.path.isdir(os.path.join(src, name)):
             raise UnsupportedError(f"expected a folder of files, found the folder {escaped(name)} in it", path=src)
     total = sum(os.path.getsize(os.path.join(src, name)) for name in entries)
-    before = done = nbytes = 0
+    before = nbytes = 0
+    copied = []
 
     def step(now: int, _: int) -> None:
         if progress is not None:
@@ -199,10 +216,11 @@ def _folder(
     with staged_folder(dst, durable=durable) as staging:
         for name in entries:
             path = os.path.join(src, name)
-            with _planned(path, how, how.wants(name)) as (plan, made):
-                done += made
+            with _planned(path, how, name) as (plan, made):
+                copied += [] if made else [name]
                 nbytes += plan.nbytes
                 write_plan(plan, os.path.join(staging, name), durable=durable, progress=step)
             before += os.path.getsize(path)
-        how.finish(done)
-    return [os.path.join(dst, name) for name in entries], nbytes
+        how.finish(len(entries) - len(copied))
+    files, clear = ([os.path.join(dst, name) for name in listed] for listed in (entries, copied))
+    return Processed(files, nbytes, clear)
