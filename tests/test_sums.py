@@ -65,7 +65,7 @@ def test_text_goes_there_and_back() -> None:
     [
         ("abc  x\n", "line 1: expected the 64 hex digits"),
         (f"{HELLO}  x\n{HELLO} x\n", "line 2: expected the 64 hex digits"),
-        (f"{HELLO}  x\n{OTHER}  x\n", "line 2: the name 'x' occurs twice"),
+        (f"{HELLO}  x\n{OTHER}  x\n", "line 2: the name 'x' occurs twice, with two digests"),
         (f"\\{HELLO}  a\\b\n", "line 1: expected the 64 hex digits"),
         (f"{HELLO}\n", "line 1: expected the 64 hex digits"),
     ],
@@ -99,6 +99,30 @@ def test_a_list_of_any_length_is_not_read(tmp_path: Path) -> None:
         read_sums(str(tmp_path / "list"))
 
 
+@needs_sha256sum
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{HELLO}  x\r\n", f"\\{HELLO}  x\r\n", f"  {HELLO}  x\n", f"\t{HELLO} *x\n", f"{HELLO.upper()}  x\n",
+        f"SHA256 (x) = {HELLO}\r\n", f"SHA256(x)= {HELLO}\n", f"SHA256 (x) ={HELLO}\n", f"{HELLO}  x\n{HELLO}  x\n",
+        f"\r\n{HELLO}  x\r\n\r\n",
+    ],
+    ids=ascii,
+)  # fmt: skip
+def test_what_sha256sum_accepts_is_read(tmp_path: Path, line: str) -> None:
+    (tmp_path / "x").write_bytes(b"hello")
+    (tmp_path / "list").write_bytes(line.encode())
+    assert sha256sum("--check", "list", cwd=tmp_path).returncode == 0
+    assert read_sums(str(tmp_path / "list")) == {"x": HELLO}
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text(f"\ufeff{HELLO}  x\n", encoding="utf-8")
+    assert read_sums(str(tmp_path / "list")) == {"x": HELLO}
+    (tmp_path / "x.sha256").write_text(f"\ufeff{HELLO}\r\n", encoding="utf-8")
+    assert read_sums(str(tmp_path / "x.sha256")) == {"x": HELLO}
+
+
 # ------------------------------------------------------------------ which one is used
 
 
@@ -118,11 +142,25 @@ def test_the_nearest_manifest_is_found(tmp_path: Path) -> None:
     assert Path(found.path).name == "SHA256SUMS"
 
 
-def test_a_manifest_beside_a_file_must_name_it(tmp_path: Path) -> None:
+def test_a_manifest_beside_a_file_that_does_not_name_it_is_told_and_passed_by(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"hello")
     write_sums(str(tmp_path / "x.sha256"), {"y": HELLO})
-    with pytest.raises(tensorio.HeaderError, match="expected a line for 'x'"):
-        find_sums(str(tmp_path / "x"))
+    told: list[tensorio.TensorIOError] = []
+    assert find_sums(str(tmp_path / "x"), refuse=told.append) is None
+    write_sums(str(tmp_path / "SHA256SUMS"), {"x": HELLO})
+    found = find_sums(str(tmp_path / "x"), refuse=told.append)
+    assert found is not None
+    assert Path(found.path).name == "SHA256SUMS"
+    assert ["expected a line for 'x'" in str(error) for error in told] == [True, True]
+
+
+@pytest.mark.parametrize("name", ["/data/runs/x", "../x", "dist/x", "./x"])
+def test_the_only_name_of_the_list_beside_a_file_may_have_any_folder(tmp_path: Path, name: str) -> None:
+    """As of ``sha256sum /data/runs/x > /data/runs/x.sha256``."""
+    (tmp_path / "x.sha256").write_text(f"{HELLO}  {name}\n")
+    assert read_sums(str(tmp_path / "x.sha256")) == {"x": HELLO}
+    (tmp_path / "x.sha256").write_text(f"{HELLO}  {name}\n{HELLO}  y\n")
+    assert read_sums(str(tmp_path / "x.sha256"), lambda error: None).get("y") == HELLO
 
 
 # ------------------------------------------------------------------------- writing one
@@ -155,6 +193,32 @@ def test_manifest_of_nothing(tmp_path: Path) -> None:
         tensorio.write_manifest(tmp_path / "none")
     assert error.value.filename == str(tmp_path / "none")
     assert not list(tmp_path.iterdir())
+
+
+def test_folder_that_cannot_be_read_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder_of(tmp_path, ["a", "sub/b"])
+    scandir = os.scandir
+
+    def failing(path: str) -> object:
+        if os.path.basename(path) == "sub":
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    with pytest.raises(PermissionError):
+        tensorio.write_manifest(tmp_path)
+
+
+def test_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder_of(tmp_path, ["a"])
+
+    def failing(*arguments: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", failing)
+    with pytest.raises(OSError, match="Input/output error") as error:
+        tensorio.write_manifest(tmp_path)
+    assert (error.value.errno, error.value.filename) == (5, str(tmp_path / "a"))
 
 
 def test_progress_of_a_manifest(tmp_path: Path) -> None:

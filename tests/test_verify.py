@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +288,206 @@ def test_progress_counts_every_sort_of_check(tmp_path: Path) -> None:
     report = tensorio.verify(path, progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (report.checked + report.hashed,) * 2
     assert seen == sorted(seen)
+
+
+# ------------------------------------------------------------- lists by other hands
+
+HEX = "0" * 64
+FOREIGN = [
+    b"\xff\xfeS\0H\0A\0", b"<html>404</html>\n", b"d41d8cd98f00b204e9800998ecf8427e  m.pt\n", b"\0" * 1000,
+    f"{HEX}  ../../etc/passwd\n".encode(), f"{HEX}  /etc/passwd\n".encode(),
+    f"{HEX}  m.pt\n{'1' * 64}  m.pt\n".encode(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", FOREIGN, ids=ascii)
+@pytest.mark.parametrize("name", ["SHA256SUMS", "m.pt.sha256"])
+def test_list_that_is_none_is_told_and_nothing_else(tmp_path: Path, name: str, content: bytes) -> None:
+    tensorio.save(TENSORS, tmp_path / "m.pt")
+    (tmp_path / name).write_bytes(content)
+    report = tensorio.verify(tmp_path / "m.pt")
+    assert report.ok, report.problems
+    assert report.manifest is None
+    (note,) = report.notes
+    assert name in note
+    assert note in list(report.lines())
+    assert "\n" not in note
+    tensorio.load(tmp_path / "m.pt", verify=True)
+    with pytest.raises(tensorio.HeaderError):
+        tensorio.verify(tmp_path / "m.pt", manifest=tmp_path / name)
+    answer = run("verify", tmp_path / "m.pt")
+    assert answer.exit_code == 0
+    assert "note:" in answer.stdout
+    assert json.loads(run("verify", "--json", tmp_path / "m.pt").stdout)["paths"][0]["notes"] == [note]
+
+
+def test_lines_that_are_none_are_told_and_the_others_compared(tmp_path: Path) -> None:
+    """A list that is signed by gpg --clearsign: ``sha256sum -c`` warns of such lines."""
+    tensorio.save(TENSORS, tmp_path / "model.safetensors")
+    digest = hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
+    text = f"-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA512\n\n{digest}  model.safetensors\n{HEX}  /x\n"
+    (tmp_path / "SHA256SUMS").write_text(text)
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        report = tensorio.verify(path, require=True)
+        assert report.ok
+        assert report.covered == ("model.safetensors",)
+        assert "one of 3 such lines" in report.notes[0]
+    flip(tmp_path / "model.safetensors", 3000)
+    assert not tensorio.verify(tmp_path).ok
+
+
+def test_damaged_list_of_ours_is_a_problem_among_others(tmp_path: Path) -> None:
+    tensorio.save(TENSORS, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    listed = Path(tensorio.write_manifest(tmp_path))
+    listed.write_text(listed.read_text().replace("  config", " config"))
+    flip(tmp_path / "model.safetensors", 3000)
+    torn, changed = tensorio.verify(tmp_path).problems
+    assert (torn.path, changed.path) == (str(listed), str(tmp_path / "model.safetensors"))
+
+
+def test_list_that_names_itself(tmp_path: Path) -> None:
+    """As of ``sha256sum * > SHA256SUMS``: the digest is that of an empty file."""
+    (tmp_path / "x").write_bytes(b"x")
+    text = f"{hashlib.sha256(b'x').hexdigest()}  x\n{hashlib.sha256().hexdigest()}  SHA256SUMS\n"
+    (tmp_path / "SHA256SUMS").write_text(text)
+    report = tensorio.verify(tmp_path)
+    assert report.ok
+    assert report.covered == ("x",)
+    assert "itself" in report.notes[0]
+
+
+# ------------------------------------------------------------- what can't be read
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], None]:
+    """Lets reads of a page of a file fail, as a disk does."""
+    bad: dict[tuple[int, int], list[int]] = {}
+    preadv = os.preadv
+
+    def failing(fd: int, buffers: Sequence[Any], offset: int) -> int:
+        now = os.fstat(fd)
+        for at in bad.get((now.st_dev, now.st_ino), []):
+            if offset <= at < offset + sum(map(len, buffers)):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return preadv(fd, buffers, offset)
+
+    def damage(path: Path, offset: int) -> None:
+        bad.setdefault((path.stat().st_dev, path.stat().st_ino), []).append(offset)
+
+    monkeypatch.setattr(os, "preadv", failing)
+    return damage
+
+
+@pytest.mark.parametrize("deflated", [False])
+def test_record_that_cannot_be_read_is_a_problem_among_others(
+    tmp_path: Path, broken: Callable[[Path, int], None], deflated: bool
+) -> None:
+    path = tmp_path / "m.pt"
+    tensorio.save(TENSORS, path)
+    places = {fqn: extent(path, fqn) for fqn in TENSORS}
+    if deflated:
+        path, places = repacked(path)
+    flip(path, places["c"][0] + 20)
+    at = (places["b"][0] + 4096) // 4096 * 4096 + 5
+    broken(path, at)
+    unread, changed = sorted(tensorio.verify(path).problems, key=lambda problem: problem.offset or 0)
+    assert (unread.record, unread.tensors) == ("m/data/1", ("b",))
+    assert "Input/output error" in str(unread)
+    assert "EIO" in str(unread)
+    assert isinstance(unread.__cause__, OSError)
+    assert unread.offset is not None
+    assert unread.nbytes is not None
+    assert unread.offset <= at < unread.offset + min(4096, unread.nbytes)
+    assert changed.tensors == ("c",)
+    with pytest.raises(tensorio.TensorIOError):
+        tensorio.load(path, verify=True)
+
+
+def repacked(path: Path) -> tuple[Path, dict[str, tuple[int, int]]]:
+    """The same file by zipfile, deflated; where the records of its tensors are."""
+    packed = path.with_name("packed.pt")
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new:
+        for info in old.infolist():
+            new.writestr(info.filename, old.read(info))
+    with zipfile.ZipFile(packed) as new:
+        infos = [new.getinfo(f"m/data/{i}") for i in range(3)]
+        places = [(i.header_offset + 30 + len(i.filename), i.compress_size) for i in infos]
+    return packed, dict(zip("abc", places, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["digests", "manifest"])
+def test_bytes_of_a_safetensors_that_cannot_be_read(
+    tmp_path: Path, broken: Callable[[Path, int], None], kind: str
+) -> None:
+    path = tmp_path / "m.safetensors"
+    tensorio.save(TENSORS, path, **{kind: True})
+    offset, _ = extent(path, "c")
+    broken(path, offset + 5000)
+    (problem,) = tensorio.verify(path).problems
+    assert problem.tensors == ("c",)
+    assert problem.path == str(path)
+    assert "Input/output error" in str(problem)
+    assert problem.offset is not None
+    assert problem.offset <= offset + 5000 < problem.offset + 4096
+
+
+def test_file_of_many_that_cannot_be_read_or_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorio.checkpoint import _verify
+
+    for name in ("bad", "closed", "gone", "good", "short"):
+        (tmp_path / name).write_bytes(name.encode() * 5000)
+    tensorio.write_manifest(tmp_path)
+    flip(tmp_path / "bad", 9)
+    opening = _verify.open_storage
+
+    def later(path: str, **options: Any) -> Any:
+        """What happens between the first look at a file and the reading of it."""
+        if path.endswith("gone"):
+            os.unlink(path)
+        if path.endswith("closed"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        found = opening(path, **options)
+        if path.endswith("short"):
+            os.truncate(path, 10)
+        return found
+
+    monkeypatch.setattr(_verify, "open_storage", later)
+    report = tensorio.verify(tmp_path)
+    assert [os.path.basename(problem.path or "") for problem in report.problems] == ["bad", "closed", "gone", "short"]
+    bad, closed, gone, short = report.problems
+    assert isinstance(bad, tensorio.ChecksumError)
+    assert "EACCES" in str(closed)
+    assert isinstance(gone, tensorio.TruncatedError)
+    assert isinstance(short, tensorio.TruncatedError)
+    assert "good" in report.covered
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_file_that_shrank_under_an_open_checkpoint(tmp_path: Path, suffix: str) -> None:
+    """Looking at the mapping behind the end would end the process."""
+    path = tmp_path / f"m{suffix}"
+    tensorio.save({"a": np.ones(50_000), "b": np.ones(60_000)}, path)
+    script = f"""
+import os, tensorio
+checkpoint = tensorio.open({str(path)!r})
+os.truncate({str(path)!r}, 450_000)
+for problem in checkpoint.verify().problems:
+    print(type(problem).__name__, *problem.tensors)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "TruncatedError b\n"), done
+
+
+def test_error_of_progress_is_nobodys_damage(tmp_path: Path) -> None:
+    tensorio.save(TENSORS, tmp_path / "m.pt", manifest=True)
+
+    def progress(done: int, total: int) -> None:
+        raise BrokenPipeError("the reader of the bar went away")
+
+    with pytest.raises(BrokenPipeError):
+        tensorio.verify(tmp_path / "m.pt", progress=progress)
 
 
 # ----------------------------------------------------------------------- command line

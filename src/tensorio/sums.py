@@ -6,7 +6,8 @@ r"""Lists of SHA-256 digests as text, in the format of ``sha256sum``: one line e
 
 A name with a backslash, a line feed or a carriage return in it is escaped (``\\``,
 ``\n``, ``\r``), and its line begins with a backslash. Read as well: ``*`` in front of
-the name, as of files in binary mode, and lines of the form ``SHA256 (name) = digits``.
+the name, as of files in binary mode; lines of the form ``SHA256 (name) = digits``; blanks
+in front of a line, and a carriage return at its end.
 
 Source: the manual of GNU coreutils, "md5sum invocation"; checked against ``sha256sum -c``.
 """
@@ -14,7 +15,7 @@ Source: the manual of GNU coreutils, "md5sum invocation"; checked against ``sha2
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tensorio.errors import HeaderError, escaped
 
@@ -25,7 +26,9 @@ INSIDE = "checkpoint.sha256"  # the name of a folder's
 OTHERS = ("SHA256SUMS",)  # names of such lists by other hands
 
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}\Z")
-_LINE = re.compile(r"(\\?)(?:([0-9a-fA-F]{64}) [ *](.*)|SHA256 \((.*)\) = ([0-9a-fA-F]{64}))\Z", re.DOTALL)
+_LINE = re.compile(
+    r"[ \t]*(\\?)(?:([0-9a-fA-F]{64}) [ *](.*)|SHA256 ?\((.*)\)[ \t]*=[ \t]*([0-9a-fA-F]{64}))\Z", re.DOTALL
+)
 # A carriage return at the end of a line is taken for part of it by ``sha256sum -c``.
 _ESCAPED = frozenset("\\\n\r")
 
@@ -51,28 +54,45 @@ def _line(name: str, digest: str) -> str:
     return "\\{}  {}\n".format(digest, name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r"))
 
 
-def sums_of(text: str) -> dict[str, str]:
+def sums_of(text: str, refuse: Callable[[HeaderError], object] | None = None) -> dict[str, str]:
     """Return the digests of a list, in lower case, by name; empty lines and those that begin with ``#`` are skipped.
+
+    Parameters
+    ----------
+    text : str
+    refuse : callable, optional
+        Is given the error of each line that is not understood, and the list is read on without it; else it is raised.
 
     Raises
     ------
     HeaderError
-        Not such a line; a name that occurs twice. The message has the number of the line.
+        Not such a line; a name that occurs twice, with two digests. The message has the number of the line.
     """
     found: dict[str, str] = {}
+    twice: set[str] = set()
     for number, line in enumerate(text.split("\n"), 1):
-        if not line or line.startswith("#"):
-            continue
-        match = _LINE.match(line)
-        name = None if match is None else _name(match)
-        if match is None or name is None:
-            raise HeaderError(
-                f"line {number}: expected the 64 hex digits of a SHA-256, two blanks and a name, found {escaped(line)}"
-            )
-        if name in found:
-            raise HeaderError(f"line {number}: the name {escaped(name)} occurs twice")
-        found[name] = (match[2] or match[5]).lower()
-    return found
+        try:
+            entry = _entry(line.removesuffix("\r"))
+            if entry is not None and found.setdefault(*entry) != entry[1]:
+                twice.add(entry[0])
+                raise HeaderError(f"the name {escaped(entry[0])} occurs twice, with two digests")
+        except HeaderError as error:
+            error = HeaderError(f"line {number}: {error.message}")
+            if refuse is None:
+                raise error from None
+            refuse(error)
+    return {name: digest for name, digest in found.items() if name not in twice}
+
+
+def _entry(line: str) -> tuple[str, str] | None:
+    """The name of a line and its digest; None if it is empty or a comment."""
+    if not line or line.startswith("#"):
+        return None
+    match = _LINE.match(line)
+    name = None if match is None else _name(match)
+    if match is None or name is None:
+        raise HeaderError(f"expected the 64 hex digits of a SHA-256, two blanks and a name, found {escaped(line)}")
+    return name, (match[2] or match[5]).lower()
 
 
 def _name(match: re.Match[str]) -> str | None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import mmap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from tensorio import _core
-from tensorio.errors import HeaderError, TensorIOError, error_context
+from tensorio.errors import HeaderError, TensorIOError, TruncatedError, error_context
 from tensorio.formats._zip import Inflation
-from tensorio.storage.reading import in_threads, readers
+from tensorio.storage.files import FileStorage
+from tensorio.storage.ranges import place_of
+from tensorio.storage.reading import in_threads, pread_full, readers
 
 if TYPE_CHECKING:
     from tensorio.formats._base import StoredRecord
@@ -18,15 +23,20 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], object]
 
-__all__ = ["Work", "crc_jobs", "sha256_of"]
+__all__ = ["Work", "crc_jobs", "pieces_of", "sha256_of", "unreadable"]
 
 # Bytes of a stored record that one thread checks at a time.
 PART = 32 << 20
-# Up to this many bytes, a record is looked at in one piece.
+# Up to this many bytes, a record that is in memory is looked at in one piece.
 SMALL = 64 << 10
+# Bytes of a file that are read at a time: they fit the cache. And that are asked for ahead, where a server is slow.
+PIECE, WINDOW = 512 << 10, 8 << 20
+PAGE = mmap.PAGESIZE  # how exactly it is told what can't be read
 # Bytes of small records that make one task, and what a record costs beside its bytes, in bytes checked in that time.
 TASK = 4 << 20
 PART_COST = 16 << 10
+
+_local = threading.local()
 
 
 class Work:
@@ -59,18 +69,84 @@ class Work:
         in_threads(lambda job: job[1](advance), jobs, readers())
 
 
+def unreadable(error: OSError, offset: int | None = None, nbytes: int | None = None) -> TensorIOError:
+    """Return the problem for bytes that the system does not give; it has the error as its cause."""
+    code = errno.errorcode.get(error.errno or 0, type(error).__name__)
+    problem = TensorIOError(f"can't be read: {error.strerror or error} ({code})", offset=offset)
+    problem.nbytes = nbytes
+    problem.__cause__ = error
+    return problem
+
+
+def pieces_of(storage: Storage, offset: int, nbytes: int) -> Iterator[memoryview]:
+    """Yield a range in pieces, each good until the next one is asked for.
+
+    Those of a file are read: where its disk fails, or it was cut short, looking at a mapping would end the process.
+
+    Raises
+    ------
+    TensorIOError
+        When gone through: the system does not give some of the bytes; it names them, by their place in the file.
+    """
+    owner, begin = place_of(storage, offset)
+    if not isinstance(owner, FileStorage) or owner.in_memory:
+        try:
+            if nbytes <= SMALL:
+                yield storage.view_for(offset, nbytes)[offset : offset + nbytes]
+            else:
+                yield from storage.stream(offset, nbytes)
+        except OSError as error:
+            raise unreadable(error, begin, nbytes) from error
+        return
+    scratch = _scratch(min(nbytes, PIECE))
+    for window in range(begin, begin + nbytes, WINDOW):
+        end = min(window + WINDOW, begin + nbytes)
+        with contextlib.suppress(OSError, TensorIOError):  # said again, and of which bytes
+            owner.read_ahead(window, end - window)
+        for at in range(window, end, PIECE):
+            yield _read(owner, at, scratch[: min(PIECE, end - at)])
+
+
+def _read(file: FileStorage, offset: int, out: memoryview) -> memoryview:
+    fd, start = file.fileno()
+    try:
+        pread_full(fd, start + offset, out)
+    except TruncatedError as error:
+        error.nbytes = start + offset + len(out) - (error.offset or 0)
+        error.offset = offset + len(out) - error.nbytes
+        raise
+    except OSError as error:
+        first = next((at for at in range(0, len(out), PAGE) if not _is_read(fd, start + offset + at, out[:PAGE])), 0)
+        raise unreadable(error, offset + first, len(out) - first) from error
+    return out
+
+
+def _is_read(fd: int, offset: int, out: memoryview) -> bool:
+    try:
+        pread_full(fd, offset, out)
+    except TruncatedError:
+        pass  # the last page
+    except OSError:
+        return False
+    return True
+
+
+def _scratch(nbytes: int) -> memoryview:
+    """Memory of this thread, for one reader at a time: fresh pages cost more than the copy."""
+    if not hasattr(_local, "scratch"):
+        _local.scratch = memoryview(bytearray(PIECE))
+    found: memoryview = _local.scratch
+    return found[:nbytes]
+
+
 def sha256_of(storage: Storage, offset: int, nbytes: int, advance: Callable[[int], object]) -> str:
     """Return the SHA-256 of a range as hex digits."""
     from hashlib import sha256
 
     state = sha256()
-    if nbytes <= SMALL:
-        state.update(storage.view_for(offset, nbytes)[offset : offset + nbytes])
-        advance(nbytes)
-        return state.hexdigest()
     for at in range(offset, offset + nbytes, PART):
         step = min(PART, offset + nbytes - at)
-        for piece in storage.stream(at, step):
+        for piece in pieces_of(storage, at, step):
             state.update(piece)
         advance(step)
     return state.hexdigest()
@@ -142,31 +218,30 @@ def _tasks(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
 
 
 def _joined(before: int | TensorIOError, crc: int | TensorIOError, nbytes: int) -> int | TensorIOError:
-    if isinstance(before, TensorIOError) or isinstance(crc, TensorIOError):
+    if isinstance(before, TensorIOError):
+        return before
+    if isinstance(crc, TensorIOError):
         return crc
     return _core.crc32_combine(before, crc, nbytes)
 
 
 def _checksum(storages: Sequence[Storage], record: StoredRecord, part: _Part) -> int | TensorIOError:
     """The CRC-32 of a part of a record, or of all its unpacked bytes, or why it can't be had."""
-    storage = storages[record.storage]
-    if not record.deflated:
-        if part.nbytes <= SMALL:
-            view = storage.view_for(part.offset, part.nbytes)
-            return _core.crc32(view[part.offset : part.offset + part.nbytes])
-        crc = 0
-        for piece in storage.stream(part.offset, part.nbytes):
-            crc = _core.crc32(piece, crc)
-        return crc
     try:
         with error_context(record=record.name):
-            return _inflated_checksum(storage.view()[record.offset : record.offset + record.nbytes], record)
+            packed = pieces_of(storages[record.storage], part.offset, part.nbytes)
+            if record.deflated:
+                return _inflated_checksum(packed, record)
+            crc = 0
+            for piece in packed:
+                crc = _core.crc32(piece, crc)
+            return crc
     except TensorIOError as error:
         return error
 
 
-def _inflated_checksum(raw: memoryview, record: StoredRecord) -> int:
-    unpacked = Inflation([raw], record.size, record.offset)
+def _inflated_checksum(packed: Iterator[memoryview], record: StoredRecord) -> int:
+    unpacked = Inflation(packed, record.size, record.offset)
     crc = 0
     for piece in unpacked:
         crc = _core.crc32(piece, crc)

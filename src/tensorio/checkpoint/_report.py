@@ -37,6 +37,8 @@ class Report:
         Names of the files that the manifest covers, among those that were looked at.
     unnamed : tuple of str
         Files of the folder that its manifest does not name.
+    notes : tuple of str
+        What is no problem and should be known: a list of digests by other hands that was found and can't be used.
     """
 
     path: str
@@ -49,6 +51,7 @@ class Report:
     hashed: int = 0
     covered: tuple[str, ...] = ()
     unnamed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -67,19 +70,20 @@ class Report:
         return f"{self.path}: {state}: {self.checked} bytes of {self.records} records checked{files}{rest}"
 
     def lines(self) -> Iterator[str]:
-        """Yield the summary, and a line for each problem and each file that the manifest does not name."""
+        """Yield the summary, and a line for each problem, each file that the manifest does not name, and each note."""
         yield str(self)
         for problem in self.problems:
             yield str(problem)
         for name in self.unnamed:
             yield f"not named in the manifest: {name}"
+        yield from self.notes
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for JSON."""
         return {
             "path": self.path, "format": self.format, "ok": self.ok, "records": self.records, "checked": self.checked,
             "unchecked": self.unchecked, "manifest": self.manifest, "hashed": self.hashed,
-            "covered": list(self.covered), "unnamed": list(self.unnamed),
+            "covered": list(self.covered), "unnamed": list(self.unnamed), "notes": list(self.notes),
             "problems": [_fields(problem) for problem in self.problems],
         }  # fmt: skip
 

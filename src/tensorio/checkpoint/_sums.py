@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from tensorio.checkpoint._checks import Work, sha256_of
-from tensorio.errors import HeaderError, LimitError, error_context, escaped
+from tensorio.checkpoint._checks import Work, pieces_of, sha256_of, unreadable
+from tensorio.errors import HeaderError, LimitError, TensorIOError, error_context, escaped
 from tensorio.plan import FlatPlan, Payloads
 from tensorio.storage.opening import open_storage
 from tensorio.sums import INSIDE, OTHERS, SUFFIX, is_sha256, sums_of, sums_text
@@ -27,8 +27,10 @@ __all__ = [
 ]
 
 Progress = Callable[[int, int], object]
+Refuse = Callable[[TensorIOError], object]
 
 LARGEST = 64 << 20  # bytes; half a million files
+_MARK = os.fsdecode(b"\xef\xbb\xbf")  # U+FEFF in UTF-8, in front of texts of some editors
 
 
 class Manifest(NamedTuple):
@@ -64,8 +66,14 @@ def write_sums(path: str, digests: Mapping[str, str], *, durable: bool = True) -
     write_plan(FlatPlan(text, Payloads()), path, durable=durable)
 
 
-def read_sums(path: str) -> dict[str, str]:
+def read_sums(path: str, refuse: Refuse | None = None) -> dict[str, str]:
     """Return the digests of a manifest by name.
+
+    Parameters
+    ----------
+    path : str
+    refuse : callable, optional
+        Is given the error of each line that is not understood, and the others are returned; else it is raised.
 
     Raises
     ------
@@ -79,26 +87,40 @@ def read_sums(path: str) -> dict[str, str]:
         with error_context(path=path):
             if storage.nbytes > LARGEST:
                 raise LimitError(f"expected a list of SHA-256 digests, found {storage.nbytes} bytes")
-            text = os.fsdecode(bytes(storage.view()))
-            if is_sha256(text.strip()) and path.endswith(SUFFIX):  # a digest alone: whose it is, the name says
-                return {os.path.basename(path).removesuffix(SUFFIX): text.strip().lower()}
-            return _relative(sums_of(text))
+            text = os.fsdecode(b"".join(pieces_of(storage, 0, storage.nbytes))).removeprefix(_MARK)
+            beside = os.path.basename(path).removesuffix(SUFFIX) if path.endswith(SUFFIX) else None
+            if is_sha256(text.strip()) and beside:  # a digest alone: whose it is, the name says
+                return {beside: text.strip().lower()}
+            return _relative(sums_of(text, refuse), beside, refuse)
     finally:
         storage.close()
 
 
-def _relative(digests: dict[str, str]) -> dict[str, str]:
-    """Take ``./`` from the names; refuse those that lead elsewhere."""
+def _relative(digests: dict[str, str], beside: str | None, refuse: Refuse | None) -> dict[str, str]:
+    """Take ``./`` from the names; refuse those that lead elsewhere.
+
+    Where there is one alone, and it is the file that the list is beside, its folder does not matter:
+    ``sha256sum /data/m.pt > /data/m.pt.sha256``.
+    """
+    if len(digests) == 1 and beside:
+        ((name, digest),) = digests.items()
+        if os.path.basename(name) == beside:
+            return {beside: digest}
     found: dict[str, str] = {}
     for name, digest in digests.items():
         plain = name[2:] if name.startswith("./") else name
-        if not plain or os.path.isabs(plain) or ".." in plain.split("/") or "\0" in plain or plain in found:
-            raise HeaderError(f"expected each name once, of a file below the folder, found {escaped(name)}")
-        found[plain] = digest
+        if plain and not os.path.isabs(plain) and ".." not in plain.split("/") and "\0" not in plain:
+            if found.setdefault(plain, digest) == digest:
+                continue
+            del found[plain]
+        error = HeaderError(f"expected each name once, of a file below the folder, found {escaped(name)}")
+        if refuse is None:
+            raise error
+        refuse(error)
     return found
 
 
-def find_sums(path: str, manifest: str | None = None) -> Manifest | None:
+def find_sums(path: str, manifest: str | None = None, refuse: Refuse | None = None) -> Manifest | None:
     """Return the manifest that covers a file or folder; None if there is none.
 
     Beside a file: ``<file>.sha256``; else, if it names the file, ``checkpoint.sha256`` or ``SHA256SUMS`` in its
@@ -109,37 +131,69 @@ def find_sums(path: str, manifest: str | None = None) -> Manifest | None:
     path : str
     manifest : str, optional
         The one to use; its names are relative to the folder that `path` is, or is in.
+    refuse : callable, optional
+        Is given one error, with a path, for each list that was found and is not understood, can't be read, or does not
+        name the file that it is beside; what is understood of it is used.
 
     Raises
     ------
-    HeaderError
-        The one beside a file, or the given one, does not name it.
+    HeaderError, OSError
+        The given one does not name the file, is not understood, or can't be read.
     """
-    if os.path.isdir(path):
-        candidates = [os.path.join(path, name) for name in (INSIDE, *OTHERS)]
-        for candidate in candidates if manifest is None else [manifest]:
-            if manifest is not None or os.path.isfile(candidate):
-                return Manifest(candidate, path, read_sums(candidate), whole=True)
-        return None
-    folder, name = os.path.split(path)
-    beside = path + SUFFIX if manifest is None else manifest
-    if manifest is not None or os.path.isfile(beside):
-        digests = read_sums(beside)
-        if name not in digests:
-            raise HeaderError(f"expected a line for {escaped(name)}, found none", path=beside)
-        return Manifest(beside, folder, {name: digests[name]})
-    for candidate in (os.path.join(folder, other) for other in (INSIDE, *OTHERS)):
-        if os.path.isfile(candidate) and name in (digests := read_sums(candidate)):
-            return Manifest(candidate, folder, {name: digests[name]})
+    folder, name = (path, None) if os.path.isdir(path) else os.path.split(path)
+    if manifest is not None:
+        digests = read_sums(manifest)
+        if name is not None and name not in digests:
+            raise _does_not_name(name, manifest)
+        return Manifest(manifest, folder, digests if name is None else {name: digests[name]}, whole=name is None)
+    refuse = refuse or (lambda error: None)
+    for candidate in ([] if name is None else [path + SUFFIX]) + [os.path.join(folder, n) for n in (INSIDE, *OTHERS)]:
+        found = _understood(candidate, refuse)
+        if found is not None and name is None:
+            return Manifest(candidate, folder, found, whole=True)
+        if found is not None and name in found:
+            return Manifest(candidate, folder, {name: found[name]})
+        if found is not None and candidate == path + SUFFIX:
+            refuse(_does_not_name(str(name), candidate))
     return None
 
 
-def files_below(folder: str) -> Iterator[str]:
+def _does_not_name(name: str, manifest: str) -> HeaderError:
+    return HeaderError(f"expected a line for {escaped(name)}, found none", path=manifest)
+
+
+def _understood(path: str, refuse: Refuse) -> dict[str, str] | None:
+    """The digests of a list that was found; None if there is none, or nothing of it is understood."""
+    if not os.path.isfile(path):
+        return None
+    bad: list[TensorIOError] = []
+    found: dict[str, str] = {}
+    try:
+        found = read_sums(path, bad.append)
+    except TensorIOError as error:
+        bad.append(error)
+    except OSError as error:
+        bad.append(unreadable(error))
+    if not bad:
+        return found
+    more = f"; it is one of {len(bad)} such lines" if len(bad) > 1 else ""
+    first = type(bad[0])(f"not used: {bad[0].message}{more}", path=path)
+    refuse(first)
+    return found or None
+
+
+def files_below(folder: str, onerror: Callable[[OSError], object] | None = None) -> Iterator[str]:
     """Yield the names of all files below a folder that a manifest is to name, in order.
 
     Not manifests themselves, temporaries of saves, or what is in folders whose name begins with a dot.
+
+    Parameters
+    ----------
+    folder : str
+    onerror : callable, optional
+        Is given the error of a folder that can't be read; without it, such a folder is skipped.
     """
-    for here, folders, names in os.walk(folder):
+    for here, folders, names in os.walk(folder, onerror=onerror):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         inside = os.path.relpath(here, folder)
         for name in sorted(names):
@@ -150,13 +204,22 @@ def files_below(folder: str) -> Iterator[str]:
                 yield name if top else "/".join((*inside.split(os.sep), name))
 
 
+def _raise(error: OSError) -> None:
+    raise error
+
+
 def hash_file(path: str, advance: Callable[[int], object] = lambda nbytes: None) -> str:
     """Return the SHA-256 of a file as hex digits; `advance` is told the bytes that are done."""
     storage, _, _ = open_storage(path, local=True)
     try:
-        digest = sha256_of(storage, 0, storage.nbytes, advance)
-        storage.check_unchanged()
+        with error_context(path=path):
+            digest = sha256_of(storage, 0, storage.nbytes, advance)
+            storage.check_unchanged()
         return digest
+    except TensorIOError as error:
+        if isinstance(error.__cause__, OSError):
+            raise OSError(error.__cause__.errno, error.message, path) from None
+        raise
     finally:
         storage.close()
 
@@ -165,7 +228,7 @@ def write_manifest(path: Any, *, durable: bool = True, progress: Progress | None
     """Write the SHA-256 of a file, or of all files of a folder; see `tensorio.write_manifest`."""
     target = os.fsdecode(os.fspath(path))
     if os.path.isdir(target):
-        folder, names, manifest = target, list(files_below(target)), os.path.join(target, INSIDE)
+        folder, names, manifest = target, list(files_below(target, _raise)), os.path.join(target, INSIDE)
     else:
         folder, name = os.path.split(target)
         names, manifest = [name], target + SUFFIX

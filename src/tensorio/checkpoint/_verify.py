@@ -6,6 +6,7 @@ notes, checksums of a container's records, a manifest of whole files.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -13,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tensorio.checkpoint._checks import Work, crc_jobs, sha256_of
+from tensorio.checkpoint._checks import Work, crc_jobs, sha256_of, unreadable
 from tensorio.checkpoint._options import reading_options
 from tensorio.checkpoint._report import Report
-from tensorio.checkpoint._sums import Manifest, files_below, find_sums
+from tensorio.checkpoint._sums import INSIDE, Manifest, files_below, find_sums
 from tensorio.checkpoint._whose import Whose
 from tensorio.encryption._storage import DecryptedStorage
 from tensorio.errors import (
@@ -59,11 +60,10 @@ def verify_path(
     try:
         checkpoint = open_checkpoint(path, **reading_options(False, "opaque", (), False, key=key))
     except (IsADirectoryError, UnknownFormatError):
-        found = _manifest(place, manifest) if folder else None
+        report = Report(place or "", "")
+        found = _manifest(place, manifest, report) if folder else None
         if found is None:
             raise
-        assert place is not None
-        report = Report(place, "")
         _Verification(report, [], found, progress).run()
         return report
     with checkpoint:
@@ -97,7 +97,7 @@ def verify_opened(
         Where to look for a manifest.
     """
     report = Report(name, opened.format)
-    verification = _Verification(report, opened.storages, _manifest(path, manifest), progress)
+    verification = _Verification(report, opened.storages, _manifest(path, manifest, report), progress)
     verification.add_records(opened)
     verification.run()
     if require and report.unchecked:
@@ -111,14 +111,22 @@ def verify_opened(
     return report
 
 
-def _manifest(path: str | None, manifest: Any) -> Manifest | None:
+def _manifest(path: str | None, manifest: Any, report: Report) -> Manifest | None:
+    """Find the manifest; what is not understood of others than the given one is told in the report."""
     if manifest is False:
         return None
     if path is None or "://" in path:
         if manifest is not None:
             raise UnsupportedError("manifest= needs the path of a file or folder on this host")
         return None
-    return find_sums(path, None if manifest is None else os.fsdecode(os.fspath(manifest)))
+
+    def refuse(error: TensorIOError) -> None:
+        if os.path.basename(error.path or "") == INSIDE:  # nobody else's
+            report.problems.append(error)
+        else:
+            report.notes += (str(error),)
+
+    return find_sums(path, None if manifest is None else os.fsdecode(os.fspath(manifest)), refuse)
 
 
 class _Verification:
@@ -174,16 +182,21 @@ class _Verification:
     def add_records(self, opened: Opened) -> None:
         """Compare each record with its CRC-32 and its digest."""
         self.opened = opened
+        if self.add_shrunk() and opened.format != "safetensors":
+            return  # the names of records are in the file, and it is mapped: what is gone of it must not be looked at
         self.records = list(opened.records())
         self.report.records = len(self.records)
         summed = [record for record in self.records if record.crc32 is not None]
         crcs = crc_jobs(self.work, self.storages, summed)
         hashed = [record for record in self.records if record.sha256 is not None]
-        digests = [""] * len(hashed)
+        digests: list[str | TensorIOError] = [""] * len(hashed)
 
         def job(i: int, advance: Advance) -> None:
             record = hashed[i]
-            digests[i] = sha256_of(self.storages[record.storage], record.offset, record.nbytes, advance)
+            try:
+                digests[i] = sha256_of(self.storages[record.storage], record.offset, record.nbytes, advance)
+            except TensorIOError as error:
+                digests[i] = error
 
         for i, record in enumerate(hashed):
             self.work.add(record.nbytes, partial(job, i))
@@ -197,12 +210,31 @@ class _Verification:
                 elif crc != record.crc32:
                     bad.append((record, _wrong_crc(record, crc)))
             for record, digest in zip(hashed, digests, strict=True):
-                if digest != record.sha256:
+                if isinstance(digest, TensorIOError):
+                    bad.append((record, digest))
+                elif digest != record.sha256:
                     bad.append((record, _wrong_digest(f"the tensor's {record.nbytes} bytes", record.sha256, digest)))
             for record, problem in bad:
                 yield self.located(problem, record)
 
         self.judges.append(judge)
+
+    def add_shrunk(self) -> bool:
+        """Tell of files that were cut short since they were opened; whether there are any."""
+        short = [(file, size) for file in self.files if (size := _size_of(file)) < file.nbytes]
+
+        def judge() -> Iterator[TensorIOError]:
+            for file, size in short:
+                problem = TruncatedError(
+                    f"the file was cut short since it was opened: expected {file.nbytes} bytes, found {size}",
+                    path=file.name, offset=size,
+                )  # fmt: skip
+                problem.nbytes = file.nbytes - size
+                problem.tensors = self.tensors_in(file, size, problem.nbytes)
+                yield problem
+
+        self.judges.append(judge)
+        return bool(short)
 
     def located(self, problem: TensorIOError, record: StoredRecord) -> TensorIOError:
         """Say of a problem which bytes of which file it is about, and whose they are."""
@@ -212,8 +244,11 @@ class _Verification:
         problem.record = problem.record or record.name
         if problem.offset is None:
             problem.offset = offset
-        problem.nbytes = record.nbytes
-        problem.tensors = self.tensors_in(owner, offset, record.nbytes)
+        if problem.nbytes is None:
+            problem.nbytes, inside = record.nbytes, (offset, record.nbytes)
+        else:
+            inside = problem.offset, problem.nbytes  # a part of it that can't be read
+        problem.tensors = self.tensors_in(owner, *inside)
         return problem
 
     def tensors_in(self, owner: Storage, offset: int, nbytes: int) -> tuple[str, ...]:
@@ -233,6 +268,9 @@ class _Verification:
         seen: list[str] = []
         for name in manifest.digests:
             path = os.path.join(manifest.folder, name)
+            if _is(path, manifest.path):
+                self.report.notes += (f"{manifest.path} names itself: no list can have its own digest",)
+                continue
             now = self.looked_at(path)
             if now is None:
                 continue
@@ -256,28 +294,25 @@ class _Verification:
         try:
             now = os.stat(path)
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
-                raise
-            problem = TruncatedError("the manifest names a file that is not there", path=path)
+            problem = _not_there(error)
         else:
             if stat.S_ISREG(now.st_mode):
                 return now
-            problem = FormatError("the manifest names something that is no regular file", path=path)
+            problem = FormatError("the manifest names something that is no regular file")
+        problem.path = path
         self.judges.append(partial(iter, [problem]))
         return None
 
     def add_file(self, path: str, digest: str, file: FileStorage | None, nbytes: int) -> None:
         """Compare a file with a digest: as it is open, or opened for that."""
-        found = ""
+        found: str | TensorIOError = ""
 
         def job(advance: Advance) -> None:
             nonlocal found
-            storage = open_storage(path, local=True)[0] if file is None else file
             try:
-                found = sha256_of(storage, 0, storage.nbytes, advance)
-            finally:
-                if file is None:
-                    storage.close()
+                found = _sha256_at(path, advance) if file is None else sha256_of(file, 0, nbytes, advance)
+            except TensorIOError as error:
+                found = error
 
         def judge() -> Iterator[TensorIOError]:
             if found == digest:
@@ -285,10 +320,14 @@ class _Verification:
             if file is not None and not _is_still(file, path):
                 yield FormatError("the file was replaced while it was verified: verify it again", path=path)
                 return
-            problem = _wrong_digest(f"the file's {nbytes} bytes", digest, found)
-            problem.path, problem.offset, problem.nbytes = path, 0, nbytes
+            problem = found if isinstance(found, TensorIOError) else _wrong_digest(
+                f"the file's {nbytes} bytes", digest, found
+            )  # fmt: skip
+            problem.path = path
+            if problem.nbytes is None:
+                problem.offset, problem.nbytes = 0, nbytes
             if file is not None:
-                problem.tensors = self.tensors_in(file, 0, nbytes)
+                problem.tensors = self.tensors_in(file, problem.offset or 0, problem.nbytes)
             yield problem
 
         self.work.add(nbytes, job)
@@ -302,13 +341,44 @@ def _files(storages: Sequence[Storage]) -> list[FileStorage]:
     return [owner for owner in owners.values() if isinstance(owner, FileStorage)]
 
 
+def _sha256_at(path: str, advance: Advance) -> str:
+    """The digest of a file by its name; raises `TensorIOError` for whatever is wrong with it."""
+    try:
+        storage, _, _ = open_storage(path, local=True)
+    except OSError as error:
+        raise _not_there(error) from error
+    try:
+        digest = sha256_of(storage, 0, storage.nbytes, advance)
+        storage.check_unchanged()
+        return digest
+    finally:
+        storage.close()
+
+
+def _not_there(error: OSError) -> TensorIOError:
+    """The problem with a file that the manifest names and that the system does not show."""
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
+        return TruncatedError("the manifest names a file that is not there")
+    return unreadable(error)
+
+
+def _size_of(file: FileStorage) -> int:
+    """Bytes that a file has now; those that it had, if it was read into memory."""
+    fd, start = file.fileno()
+    return file.nbytes if file.in_memory else max(os.fstat(fd).st_size - start, 0)
+
+
 def _is(path: str, other: str) -> bool:
-    return os.path.exists(other) and os.path.samefile(path, other)
+    with contextlib.suppress(OSError):
+        return os.path.samefile(path, other)
+    return False
 
 
 def _is_still(file: FileStorage, path: str) -> bool:
-    now = os.stat(path)
-    return (now.st_dev, now.st_ino) == (file.identity.device, file.identity.inode)
+    with contextlib.suppress(OSError):
+        now = os.stat(path)
+        return (now.st_dev, now.st_ino) == (file.identity.device, file.identity.inode)
+    return False
 
 
 def _wrong_crc(record: StoredRecord, actual: int) -> ChecksumError:

@@ -106,6 +106,8 @@ def _sheet(path: str, report: Report, seconds: float) -> Sheet:
         sheet.add(Cell(f"  not named in the manifest: {shown(name)}", "yellow"))
     if len(report.unnamed) > UNNAMED_MAX:
         sheet.add(Cell(f"  ... and {len(report.unnamed) - UNNAMED_MAX:,} more", "yellow"))
+    for note in report.notes:
+        sheet.add(Cell(f"  note: {printable(note)}", "yellow"))
     if report.format:
         sheet.add(Cell(f"  not covered: {_not_covered(report)}", "dim"))
     return sheet
