@@ -380,7 +380,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], None]:
     return damage
 
 
-@pytest.mark.parametrize("deflated", [False])
+@pytest.mark.parametrize("deflated", [False, True])
 def test_record_that_cannot_be_read_is_a_problem_among_others(
     tmp_path: Path, broken: Callable[[Path, int], None], deflated: bool
 ) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import mmap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -15,7 +13,7 @@ from tensorio.errors import HeaderError, TensorIOError, TruncatedError, error_co
 from tensorio.formats._zip import Inflation
 from tensorio.storage.files import FileStorage
 from tensorio.storage.ranges import place_of
-from tensorio.storage.reading import in_threads, pread_full, readers
+from tensorio.storage.reading import PAGE, in_threads, pread_full, readers, unreadable
 
 if TYPE_CHECKING:
     from tensorio.formats._base import StoredRecord
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], object]
 
-__all__ = ["Work", "crc_jobs", "pieces_of", "sha256_of", "unreadable"]
+__all__ = ["Work", "crc_jobs", "pieces_of", "sha256_of"]
 
 # Bytes of a stored record that one thread checks at a time.
 PART = 32 << 20
@@ -31,7 +29,6 @@ PART = 32 << 20
 SMALL = 64 << 10
 # Bytes of a file that are read at a time: they fit the cache. And that are asked for ahead, where a server is slow.
 PIECE, WINDOW = 512 << 10, 8 << 20
-PAGE = mmap.PAGESIZE  # how exactly it is told what can't be read
 # Bytes of small records that make one task, and what a record costs beside its bytes, in bytes checked in that time.
 TASK = 4 << 20
 PART_COST = 16 << 10
@@ -67,15 +64,6 @@ class Work:
 
         jobs = sorted(self._jobs, key=lambda job: -max(job[0], PART))  # parts of one file in order: a disk likes that
         in_threads(lambda job: job[1](advance), jobs, readers())
-
-
-def unreadable(error: OSError, offset: int | None = None, nbytes: int | None = None) -> TensorIOError:
-    """Return the problem for bytes that the system does not give; it has the error as its cause."""
-    code = errno.errorcode.get(error.errno or 0, type(error).__name__)
-    problem = TensorIOError(f"can't be read: {error.strerror or error} ({code})", offset=offset)
-    problem.nbytes = nbytes
-    problem.__cause__ = error
-    return problem
 
 
 def pieces_of(storage: Storage, offset: int, nbytes: int) -> Iterator[memoryview]:

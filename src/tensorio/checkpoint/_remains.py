@@ -197,7 +197,7 @@ def _placed(storage: Storage, rows: array[int], pieces: list[Piece], swapped: bo
     """
     decoded = Decoded(
         lambda i: pieces[i].size, lambda i: _payload(storage, pieces[i], pieces[i].size),
-        swapped=swapped, writable=False,
+        lambda i: (storage, pieces[i].start, pieces[i].compressed), swapped=swapped, writable=False,
     )  # fmt: skip
     for at in range(0, len(rows), ROW):
         i = rows[at + _STORAGE]

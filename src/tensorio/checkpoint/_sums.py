@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from tensorio.checkpoint._checks import Work, pieces_of, sha256_of, unreadable
+from tensorio.checkpoint._checks import Work, pieces_of, sha256_of
 from tensorio.errors import HeaderError, LimitError, TensorIOError, error_context, escaped
 from tensorio.plan import FlatPlan, Payloads
 from tensorio.storage.opening import open_storage
+from tensorio.storage.reading import unreadable
 from tensorio.sums import INSIDE, OTHERS, SUFFIX, is_sha256, sums_of, sums_text
 from tensorio.writing.output import write_plan
 

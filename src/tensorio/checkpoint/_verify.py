@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tensorio.checkpoint._checks import Work, crc_jobs, sha256_of, unreadable
+from tensorio.checkpoint._checks import Work, crc_jobs, sha256_of
 from tensorio.checkpoint._options import reading_options
 from tensorio.checkpoint._report import Report
 from tensorio.checkpoint._sums import INSIDE, Manifest, files_below, find_sums
@@ -23,6 +23,7 @@ from tensorio.encryption._storage import DecryptedStorage
 from tensorio.errors import (
     ChecksumError,
     FormatError,
+    HeaderError,
     TensorIOError,
     TruncatedError,
     UnknownFormatError,
@@ -30,7 +31,8 @@ from tensorio.errors import (
 )
 from tensorio.storage.files import FileStorage
 from tensorio.storage.opening import open_storage
-from tensorio.storage.ranges import place_of
+from tensorio.storage.ranges import place_of, places_of
+from tensorio.storage.reading import unreadable
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._checkpoint import Checkpoint
@@ -164,18 +166,25 @@ class _Verification:
         """Check the tag of every chunk of what is encrypted."""
         from tensorio.encryption._verify import check_tags
 
-        sealed, damaged = check_tags(opened, self.records, self.progress)
+        def locate(problem: TensorIOError, storage: Storage, offset: int, nbytes: int) -> None:
+            problem.path = self.file_of(storage)
+            problem.tensors = self.tensors_in(storage, offset, nbytes)
+
+        sealed, damaged = check_tags(opened, self.records, locate, self.progress)
         self.report.checked += sealed
-        for problem in damaged:
-            problem.path = self.report.path
         self.report.problems.extend(damaged)
+
+    def file_of(self, storage: Storage) -> str:
+        """What to call the file that bytes are in; where there is one only, as the report does."""
+        names = [owner.name for owner, _, _ in places_of(storage, 0, 0) if isinstance(owner, FileStorage)]
+        return names[0] if names and len(self.files) > 1 else self.report.path
 
     def is_covered(self, record: StoredRecord) -> bool:
         """Whether a record's bytes are in a file of the manifest, or in chunks with a tag."""
-        owner, _ = place_of(self.storages[record.storage])
-        if isinstance(owner, DecryptedStorage):
+        owners = [owner for owner, _, _ in places_of(self.storages[record.storage], 0, 0)]
+        if any(isinstance(owner, DecryptedStorage) or id(owner) in self.covered for owner in owners):
             return True
-        return id(owner) in self.covered or (len(self.files) == 1 and bool(self.covered))  # made of those of the file
+        return len(self.files) == 1 and bool(self.covered)  # made of those of the file
 
     # ------------------------------------------------------------------ records
 
@@ -215,7 +224,9 @@ class _Verification:
                 elif digest != record.sha256:
                     bad.append((record, _wrong_digest(f"the tensor's {record.nbytes} bytes", record.sha256, digest)))
             for record, problem in bad:
-                yield self.located(problem, record)
+                sealed = isinstance(place_of(self.storages[record.storage])[0], DecryptedStorage)
+                if not sealed or isinstance(problem, ChecksumError | HeaderError):  # else `check_tags` says it
+                    yield self.located(problem, record)
 
         self.judges.append(judge)
 
@@ -239,8 +250,7 @@ class _Verification:
     def located(self, problem: TensorIOError, record: StoredRecord) -> TensorIOError:
         """Say of a problem which bytes of which file it is about, and whose they are."""
         owner, offset = place_of(self.storages[record.storage], record.offset)
-        several = len(self.files) > 1 and isinstance(owner, FileStorage)
-        problem.path = owner.name if several and isinstance(owner, FileStorage) else self.report.path
+        problem.path = self.file_of(owner)
         problem.record = problem.record or record.name
         if problem.offset is None:
             problem.offset = offset
@@ -337,7 +347,7 @@ class _Verification:
 
 def _files(storages: Sequence[Storage]) -> list[FileStorage]:
     """The files that the bytes are in."""
-    owners = {id(owner): owner for owner, _ in map(place_of, storages)}
+    owners = {id(owner): owner for storage in storages for owner, _, _ in places_of(storage, 0, 0)}
     return [owner for owner in owners.values() if isinstance(owner, FileStorage)]
 
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from tensorio.errors import TensorIOError
-from tensorio.storage.ranges import place_of
+from tensorio.storage.ranges import places_of
 from tensorio.tree import fqns
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ __all__ = ["Whose"]
 class Whose:
     """The names of tensors by the bytes they have.
 
+    Those of what is packed or encrypted, too: the bytes in the file that it is made from.
     Made once for all that is bad, and looked up by bisection: a file may have as many bad records as tensors.
     """
 
@@ -31,8 +32,8 @@ class Whose:
         for i, (fqn, row) in enumerate(self._names):
             for storage, offset, nbytes in (chunk.extent for chunk in opened.table.info(row, fqn).chunks):
                 if nbytes:
-                    owner, start = place_of(storages[storage], offset)
-                    spans.setdefault(id(owner), []).append((start, start + nbytes, i))
+                    for owner, start, size in places_of(storages[storage], offset, nbytes):
+                        spans.setdefault(id(owner), []).append((start, start + size, i))
         self._spans = {owner: sorted(found) for owner, found in spans.items()}
         # How far the spans up to each one reach: where that is not into a range, none before has bytes in it.
         self._reach = {

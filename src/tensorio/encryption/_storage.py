@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from tensorio.encryption._ahead import in_order
 from tensorio.encryption._chunks import RUN, Chunks
-from tensorio.errors import DecryptionError, FormatError, escaped
+from tensorio.errors import DecryptionError, FormatError, TensorIOError, escaped
 from tensorio.storage.base import Storage
 from tensorio.storage.files import FileStorage
-from tensorio.storage.reading import arena, in_threads, pread_full, readers
+from tensorio.storage.reading import arena, in_threads, pread_full, readers, unreadable
 from tensorio.system import memory
 
 if TYPE_CHECKING:
@@ -174,25 +174,42 @@ class DecryptedStorage(Storage):
             self.chunks.open(i, piece, out[place.start - first : place.stop - first])
         return out.toreadonly()
 
-    def check(self) -> Iterator[tuple[int, list[tuple[int, FormatError]]]]:
+    def check(self) -> Iterator[tuple[int, list[tuple[int, TensorIOError]]]]:
         """Check the tags of all chunks; yield how many bytes were checked, and (offset, error) of what is damaged."""
         source = self._source()
         runs = self.chunks.runs(range(self.chunks.count))
         for run, damaged in zip(runs, in_order(lambda run: self._damaged(source, run), runs, readers()), strict=True):
             yield self.chunks.plain(run.stop - 1).stop - self.chunks.plain(run.start).start, damaged
 
-    def _damaged(self, source: Storage, run: range) -> list[tuple[int, FormatError]]:
-        out: list[tuple[int, FormatError]] = []
+    def _damaged(self, source: Storage, run: range) -> list[tuple[int, TensorIOError]]:
+        out: list[tuple[int, TensorIOError]] = []
         scratch = _scratch("plain", min(self.chunks.size, self.nbytes))
-        for i, piece in zip(run, self._ciphertext(source, run), strict=True):
+        try:
+            stored = self._ciphertext(source, run)
+        except (OSError, TensorIOError) as error:
+            if len(run) > 1:
+                return [found for i in run for found in self._damaged(source, range(i, i + 1))]
+            place = self.chunks.place(run.start)
+            begin, nbytes = self._start + place.start, place.stop - place.start
+            problem = unreadable(error, begin, nbytes) if isinstance(error, OSError) else error
+            return [(self.chunks.plain(run.start).start, problem)]
+        for i, piece in zip(run, stored, strict=True):
             place = self.chunks.plain(i)
             try:
                 self.chunks.open(i, piece, scratch[: place.stop - place.start])
             except FormatError as error:
+                error.nbytes = len(piece)
                 out.append((place.start, error))
         return out
 
     # ------------------------------------------------------------------ lifetime
+
+    def beneath(self, offset: int, nbytes: int) -> tuple[Storage, int, int] | None:
+        source, run = self._source(), self.chunks.covering(offset, nbytes)
+        if not run:
+            return source, self._start, 0
+        begin = self.chunks.place(run.start).start
+        return source, self._start + begin, self.chunks.place(run.stop - 1).stop - begin
 
     def evict(self, offset: int, nbytes: int) -> None:
         run = self.chunks.covering(offset, nbytes)
@@ -217,18 +234,22 @@ class DecryptedStorage(Storage):
 
 
 class LockedStorage(Storage):
-    """The plaintext of a tensor that nobody gave the key for."""
+    """The plaintext of a tensor that nobody gave the key for, and where it is encrypted."""
 
     ahead = True
 
-    def __init__(self, nbytes: int, name: str, key_id: str) -> None:
+    def __init__(self, nbytes: int, name: str, key_id: str, source: tuple[Storage, int, int]) -> None:
         super().__init__()
         self.nbytes = nbytes
+        self._source = source
         self._name = name
         self._key_id = key_id
 
     def view(self) -> memoryview:
         raise without_key("the tensor", self._key_id, self._name)
+
+    def beneath(self, offset: int, nbytes: int) -> tuple[Storage, int, int] | None:
+        return self._source
 
     def view_for(self, offset: int, nbytes: int) -> memoryview:
         return self.view()

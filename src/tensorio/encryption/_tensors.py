@@ -170,9 +170,9 @@ def _storage(
     if info is None or info.dtype != "uint8" or info.shape != (want,):
         found = "no such tensor" if info is None else f"{info.dtype} of {escaped(info.shape)}"
         raise HeaderError(f"encrypted: expected {want} bytes of uint8, found {found}", record=name)
-    if secrets is None:
-        return LockedStorage(original.nbytes, name, header.key_id)
     start = info.chunks[0].extent.offset
+    if secrets is None:
+        return LockedStorage(original.nbytes, name, header.key_id, (file, start, want))
     chunks = Chunks(header, partial(tensor_secrets, secrets, name), original.nbytes, start, name)
     return DecryptedStorage(file, start, chunks, writable=writable, owner=False)
 

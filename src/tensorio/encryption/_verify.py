@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tensorio.encryption._storage import DecryptedStorage
-from tensorio.errors import FormatError
 
 if TYPE_CHECKING:
+    from tensorio.errors import TensorIOError
     from tensorio.formats._base import Opened, StoredRecord
+    from tensorio.storage.base import Storage
 
     Progress = Callable[[int, int], object]
 
@@ -20,27 +21,39 @@ PROBLEMS_MAX = 1000  # damaged chunks that are listed; there is no more to learn
 
 
 def check_tags(
-    opened: Opened, records: Sequence[StoredRecord], progress: Progress | None = None
-) -> tuple[int, list[FormatError]]:
+    opened: Opened,
+    records: Sequence[StoredRecord],
+    locate: Callable[[TensorIOError, Storage, int, int], object],
+    progress: Progress | None = None,
+) -> tuple[int, list[TensorIOError]]:
     """Check all chunks of an opened checkpoint with all cores.
+
+    Parameters
+    ----------
+    opened : Opened
+    records : sequence of StoredRecord
+    locate : callable
+        ``locate(problem, storage, offset, nbytes)`` is told of which plaintext each problem is.
+    progress : callable, optional
 
     Returns
     -------
     checked : int
         Bytes of records that have no checksum and are covered by tags.
-    problems : list of FormatError
-        One per damaged chunk, each with the tensor that is in it, or the first
+    problems : list of TensorIOError
+        One per damaged chunk, or one that can't be read, each with the tensor that is in it, or the first
         of them; at most 1,000.
     """
     sealed = {i: s for i, s in enumerate(opened.storages) if isinstance(s, DecryptedStorage)}
     total, done = sum(s.nbytes for s in sealed.values()), 0
-    problems: list[FormatError] = []
+    problems: list[TensorIOError] = []
     for i, storage in sealed.items():
         within = sorted((r.offset, r.offset + r.nbytes, r.name) for r in records if r.storage == i and r.nbytes)
         for nbytes, damaged in storage.check():
             done += nbytes
             for begin, error in damaged:
                 error.record = error.record or _record_at(within, begin, begin + storage.chunks.size)
+                locate(error, storage, begin, min(storage.chunks.size, storage.nbytes - begin))
                 problems.append(error)
             if progress is not None:
                 progress(done, total)

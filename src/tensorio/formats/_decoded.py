@@ -30,6 +30,8 @@ class Decoded:
         ``size(record)`` returns the bytes of a record once it is decoded.
     read : callable
         ``read(record)`` returns them.
+    source : callable
+        ``source(record)`` returns where it is: a storage, offset, bytes.
     swapped : bool
         Whether they are in the other byte order.
     writable : bool
@@ -47,6 +49,7 @@ class Decoded:
         self,
         size: Callable[[int], int],
         read: Callable[[int], memoryview | bytes],
+        source: Callable[[int], tuple[Storage, int, int]],
         *,
         swapped: bool,
         writable: bool,
@@ -55,6 +58,7 @@ class Decoded:
         self.storages: list[Storage] = []
         self._size = size
         self._read = read
+        self._source = source
         self._swapped = swapped
         self._writable = writable
         self._first = first
@@ -95,7 +99,7 @@ class Decoded:
                 data = byteswapped(data, swap)
             return bytearray(data) if self._writable else data
 
-        return LazyStorage(self._size(record), make, writable=self._writable)
+        return LazyStorage(self._size(record), make, writable=self._writable, source=self._source(record))
 
 
 def byteswapped(data: memoryview | bytes, unit: int) -> memoryview:

@@ -209,4 +209,6 @@ def member_storage(archive: Archive, record: int, options: OpenOptions) -> Stora
             "members that unpack to far more bytes than the file has; unpack the archive first",
             record=archive.name(record),
         )
-    return LazyStorage(size, lambda: archive.read(record), writable=options.writable)
+    return LazyStorage(
+        size, lambda: archive.read(record), writable=options.writable, source=(archive.storage, offset, compressed)
+    )

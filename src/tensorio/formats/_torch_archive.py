@@ -136,7 +136,8 @@ class TorchArchive:
 
     def decoded(self, swapped: bool, first: int = 1) -> Decoded:
         """Return the storages of records that are not raw."""
-        return Decoded(self.size, self.archive.read, swapped=swapped, writable=self.options.writable, first=first)
+        archive, writable = self.archive, self.options.writable
+        return Decoded(self.size, archive.read, archive.place, swapped=swapped, writable=writable, first=first)
 
 
 class Pickled(NamedTuple):

@@ -86,6 +86,11 @@ class Archive:
             for name, offset, compressed, size, crc, method in _core.zip_records(self.storage.view(), self.rows)
         ]
 
+    def place(self, record: int) -> tuple[Storage, int, int]:
+        """Return where a record's bytes are as they are stored: the storage, offset, bytes."""
+        offset, compressed, *_ = _core.zip_record(self.rows, record)
+        return self.storage, offset, compressed
+
     def read(self, record: int, limit: int | None = None) -> memoryview | bytes:
         """Return one record's bytes: a view if stored, unpacked and checked if deflated.
 

@@ -82,11 +82,17 @@ def _filled(storage: Storage, stream: Stream, options: OpenOptions, wanted: set[
 def _decoded(storage: Storage, stream: Stream, writable: bool) -> Decoded:
     """The storages in the order of a big-endian host."""
 
+    def size(record: int) -> int:
+        return stream.loaded.mentioned[record].nbytes
+
     def read(record: int) -> memoryview:
         start = stream.offsets[record]
-        return storage.view()[start : start + stream.loaded.mentioned[record].nbytes]
+        return storage.view()[start : start + size(record)]
 
-    return Decoded(lambda record: stream.loaded.mentioned[record].nbytes, read, swapped=True, writable=writable)
+    def source(record: int) -> tuple[Storage, int, int]:
+        return storage, stream.offsets[record], size(record)
+
+    return Decoded(size, read, source, swapped=True, writable=writable)
 
 
 def plan(obj: object, options: SaveOptions) -> LaidOut:

@@ -103,7 +103,10 @@ class _Layout:
             kept = self.records[record]
             return self.storage.view()[kept.offset : kept.offset + kept.nbytes]
 
-        return Decoded(lambda i: self.records[i].nbytes, read, swapped=True, writable=self.options.writable)
+        def source(record: int) -> tuple[Storage, int, int]:
+            return self.storage, self.records[record].offset, self.records[record].nbytes
+
+        return Decoded(lambda i: self.records[i].nbytes, read, source, swapped=True, writable=self.options.writable)
 
     def run(self, leases: list[Any] | None, decode: Any = None, wanted: set[int] | None = None) -> Loaded:
         """Run the pickle machine over the object."""

@@ -91,6 +91,10 @@ class Storage:
     def check_unchanged(self) -> None:
         """Raise if the bytes are those of a file that was written to or resized since it was opened."""
 
+    def beneath(self, offset: int, nbytes: int) -> tuple[Storage, int, int] | None:
+        """Return the range of another storage that a range is made from: packed, or encrypted; None for own bytes."""
+        return None
+
     def evict(self, offset: int, nbytes: int) -> None:
         """Drop whole pages of a range from the page cache, unless others have them mapped."""
 
@@ -132,13 +136,23 @@ class LazyStorage(Storage):
         What `make` must return; it was bounded when the header was read.
     make : callable
         Returns the bytes; called at most once at a time.
+    source : (Storage, int, int), optional
+        The range of another storage that all of it is made from: that, offset, bytes.
     """
 
-    def __init__(self, nbytes: int, make: Callable[[], Buffer], *, writable: bool = False) -> None:
+    def __init__(
+        self,
+        nbytes: int,
+        make: Callable[[], Buffer],
+        *,
+        writable: bool = False,
+        source: tuple[Storage, int, int] | None = None,
+    ) -> None:
         super().__init__()
         self.nbytes = nbytes
         self.writable = writable
         self._make = make
+        self._source = source
         self._data: memoryview | None = None
         self._making = threading.Lock()
 
@@ -150,6 +164,9 @@ class LazyStorage(Storage):
                     raise FormatError(f"expected {self.nbytes} bytes after decoding, found {data.nbytes}")
                 self._data = data
             return self._data
+
+    def beneath(self, offset: int, nbytes: int) -> tuple[Storage, int, int] | None:
+        return self._source
 
     def bring(self, offset: int, nbytes: int) -> Iterator[int]:
         self.view()

@@ -11,7 +11,7 @@ from tensorio.storage.base import Storage
 if TYPE_CHECKING:
     from tensorio._arrays import Lease
 
-__all__ = ["RangeStorage", "place_of"]
+__all__ = ["RangeStorage", "place_of", "places_of"]
 
 
 class RangeStorage(Storage):
@@ -76,6 +76,9 @@ class RangeStorage(Storage):
     def check_unchanged(self) -> None:
         self.whole.check_unchanged()
 
+    def beneath(self, offset: int, nbytes: int) -> tuple[Storage, int, int] | None:
+        return self.whole.beneath(self.offset + offset, nbytes)
+
     def evict(self, offset: int, nbytes: int) -> None:
         self.whole.evict(self.offset + offset, nbytes)
 
@@ -88,3 +91,12 @@ class RangeStorage(Storage):
 def place_of(storage: Storage, offset: int = 0) -> tuple[Storage, int]:
     """Return the storage that owns the bytes of a storage, and where in it `offset` is."""
     return (storage.whole, storage.offset + offset) if isinstance(storage, RangeStorage) else (storage, offset)
+
+
+def places_of(storage: Storage, offset: int, nbytes: int) -> Iterator[tuple[Storage, int, int]]:
+    """Yield where a range is, (owner of the bytes, offset, bytes); then what that is made from, down to a file."""
+    below: tuple[Storage, int, int] | None = storage, offset, nbytes
+    while below is not None:
+        owner, offset = place_of(below[0], below[1])
+        yield owner, offset, below[2]
+        below = owner.beneath(offset, below[2])

@@ -13,14 +13,15 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from tensorio import _core, _host
-from tensorio.errors import TruncatedError
+from tensorio.errors import TensorIOError, TruncatedError
 from tensorio.system import memory, paging
 
 if TYPE_CHECKING:
     Progress = Callable[[int, int], object]
     Cached = Callable[[int, int], int]
 
-__all__ = ["NORESERVE", "arena", "in_threads", "pread_full", "read_ahead", "read_into", "read_parts", "readers"]
+__all__ = ["NORESERVE", "arena", "in_threads", "pread_full", "read_ahead", "read_into", "read_parts", "readers",
+           "unreadable"]  # fmt: skip
 
 # Bytes per pread: large enough that the call is free, small enough to share work.
 READ_PIECE = 8 << 20
@@ -328,3 +329,12 @@ else:
             data = os.read(fd, len(out))
         out[: len(data)] = data
         return len(data)
+
+
+def unreadable(error: OSError, offset: int | None = None, nbytes: int | None = None) -> TensorIOError:
+    """Return the problem for bytes that the system does not give; it has the error as its cause."""
+    code = errno.errorcode.get(error.errno or 0, type(error).__name__)
+    problem = TensorIOError(f"can't be read: {error.strerror or error} ({code})", offset=offset)
+    problem.nbytes = nbytes
+    problem.__cause__ = error
+    return problem
