@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import tensorio
 from tensorio.checkpoint._sums import find_sums, read_sums, write_sums
+from tensorio.cli import cli
 from tensorio.sums import sums_of, sums_text
 
 HELLO = hashlib.sha256(b"hello").hexdigest()
@@ -186,6 +188,39 @@ def test_manifest_of_a_folder_names_all_files_that_count(tmp_path: Path) -> None
     assert sha256sum("--check", "--strict", "checkpoint.sha256", cwd=tmp_path).returncode == 0
     assert tensorio.write_manifest(tmp_path) == written  # and does not name itself
     assert sorted(read_sums(written)) == sorted([*names, "link"])
+
+
+@needs_sha256sum
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "model.safetensors", ""])
+@pytest.mark.parametrize("by", ["api", "command"])
+def test_manifest_of_a_checkpoint_in_several_files(
+    tmp_path: Path, name: str, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its index, and the file that it would be, stand for its folder, to write and to verify."""
+    tensorio.save({f"t{i}": np.full(100, i) for i in range(10)}, tmp_path / "m", max_shard_size=2000)
+    (tmp_path / "m" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path / "m")
+    path = Path(name)
+    if by == "api":
+        assert os.path.samefile(tensorio.write_manifest(path), "checkpoint.sha256")
+    else:
+        assert CliRunner().invoke(cli, ["manifest", str(path)]).exit_code == 0
+    (listed,) = tmp_path.rglob("*.sha256")
+    done = sha256sum("--check", "--strict", "checkpoint.sha256", cwd=tmp_path / "m")
+    assert done.returncode == 0, done
+    assert sorted(read_sums(str(listed))) == sorted(p.name for p in (tmp_path / "m").iterdir() if p != listed)
+    for other in (tmp_path / "m", tmp_path / "m" / "model.safetensors.index.json", path):
+        report = tensorio.verify(other, require=True)
+        assert report.ok
+        assert len(report.covered) == 6 + 1
+        assert report.manifest is not None
+        assert os.path.samefile(report.manifest, listed)
+    shard = sorted((tmp_path / "m").glob("model-*"))[2]
+    assert tensorio.verify(shard, require=True).covered == (shard.name,)
+    shard.unlink()
+    if name:
+        with pytest.raises(FileNotFoundError, match=shard.name):
+            tensorio.write_manifest(path)
 
 
 def test_manifest_of_nothing(tmp_path: Path) -> None:

@@ -284,6 +284,7 @@ def write_manifest(path: Any, *, durable: bool = True, progress: Progress | None
         Of a file: the manifest is written beside it, ``<path>.sha256``. Of a
         folder: inside, ``checkpoint.sha256``; it names all files below, links
         to files too, except what is in folders whose name begins with a dot.
+        The index of a checkpoint in several files stands for its folder.
     durable : bool
         Sync the manifest to disk before returning.
     progress : callable, optional
@@ -299,7 +300,7 @@ def write_manifest(path: Any, *, durable: bool = True, progress: Progress | None
     OSError
         From the system.
     FormatError
-        A file was written to meanwhile.
+        A file was written to meanwhile; an index that is none.
     UnsupportedError
         Something that is no regular file.
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tensorio.checkpoint._checks import Work, pieces_of, sha256_of
+from tensorio.checkpoint._several import INDEX_SUFFIX
 from tensorio.errors import HeaderError, LimitError, TensorIOError, error_context, escaped
 from tensorio.plan import FlatPlan, Payloads
 from tensorio.storage.opening import open_storage
@@ -225,9 +226,29 @@ def hash_file(path: str, advance: Callable[[int], object] = lambda nbytes: None)
         storage.close()
 
 
+def _folder_of_index(path: str) -> str:
+    """The folder that an index stands for, if a path is of one, or of a file that has one in its place.
+
+    Raises
+    ------
+    FileNotFoundError
+        A file that the index names is not there: a list without it would pass for one of the whole checkpoint.
+    """
+    if not os.path.exists(path) and os.path.isfile(path + INDEX_SUFFIX):
+        path += INDEX_SUFFIX
+    if not path.endswith(INDEX_SUFFIX) or not os.path.isfile(path):
+        return path
+    from tensorio.checkpoint._index import read_index
+
+    folder = os.path.dirname(path) or os.curdir
+    for name in dict.fromkeys(read_index(path).values()):
+        os.stat(os.path.join(folder, name))
+    return folder
+
+
 def write_manifest(path: Any, *, durable: bool = True, progress: Progress | None = None) -> str:
     """Write the SHA-256 of a file, or of all files of a folder; see `tensorio.write_manifest`."""
-    target = os.fsdecode(os.fspath(path))
+    target = _folder_of_index(os.fsdecode(os.fspath(path)))
     if os.path.isdir(target):
         folder, names, manifest = target, list(files_below(target, _raise)), os.path.join(target, INSIDE)
     else:

@@ -15,10 +15,11 @@ LABEL_MAX = 30  # columns of a file's name beside its bar
 
 
 @click.command("manifest", short_help="Write the SHA-256 of a file or folder, for verify.")
-@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True), metavar="PATH...")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(), metavar="PATH...")
 def command(paths: tuple[str, ...]) -> None:
     """Write the SHA-256 of each PATH: of a file to PATH.sha256, of a folder's files to checkpoint.sha256 inside.
 
+    The index of a checkpoint in several files (*.index.json) stands for its folder.
     `tensorio verify` finds the list there, and `sha256sum -c` takes it. One that
     is there already is replaced. Say what the files are when you know that they
     are right: just after they were written, or checked.
