@@ -480,6 +480,74 @@ for problem in checkpoint.verify().problems:
     assert (done.returncode, done.stdout) == (0, "TruncatedError b\n"), done
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint in five files and what else is beside them."""
+    tensorio.save({f"t{i}": np.arange(500) + i for i in range(5)}, tmp_path / "m", max_shard_size=4500)
+    (tmp_path / "m" / "config.json").write_text("{}")
+    return tmp_path / "m"
+
+
+def shard(folder: Path, number: int) -> Path:
+    return sorted(folder.glob("model-*.safetensors"))[number]
+
+
+def problems_of(report: tensorio.Report) -> list[tuple[str, str]]:
+    return [(type(problem).__name__, os.path.basename(problem.path or "")) for problem in report.problems]
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("index", [False, True])
+def test_files_of_a_folder_that_cannot_be_opened_as_one(folder: Path, listed: bool, index: bool) -> None:
+    """One header is gone, one file is missing, one is cut short: the others are compared all the same."""
+    if listed:
+        tensorio.write_manifest(folder)
+    with shard(folder, 0).open("r+b") as f:
+        f.write(b"\xff" * 8)
+    os.truncate(shard(folder, 3), 2000)
+    names = [shard(folder, i).name for i in range(5)]
+    shard(folder, 1).unlink()
+    flip(folder / names[2], 3000)
+    report = tensorio.verify(folder / "model.safetensors.index.json" if index else folder)
+    found = problems_of(report)
+    assert {name for _, name in found} == {names[0], names[1], names[3], *([names[2]] if listed else [])}
+    assert found.count(("TruncatedError", names[1])) == 1
+    assert report.records == 2
+    assert report.unchecked == (0 if listed else 2 * 4000)
+    with pytest.raises(tensorio.FormatError):
+        tensorio.load(folder, verify=True)
+    answer = run("verify", "--json", folder)
+    assert answer.exit_code == 1
+    assert len(json.loads(answer.stdout)["paths"][0]["problems"]) == len(found)
+    assert names[4] not in run("verify", folder).stdout
+
+
+def test_files_that_are_right_and_an_index_that_is_not(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    text = index.read_text()
+    index.write_text(text.replace('"t3"', '"t33"'))
+    assert problems_of(tensorio.verify(folder)) == [("HeaderError", index.name)]
+    index.write_text(text[:50])
+    assert problems_of(tensorio.verify(folder)) == [("HeaderError", index.name)]
+    index.write_text(text)
+    report = tensorio.verify(folder, require=True)
+    assert problems_of(report) == [("ChecksumError", "m")]
+
+
+def test_shard_of_another_save_is_not_named(folder: Path) -> None:
+    tensorio.write_manifest(folder)
+    (folder / "model-00006-of-00006.safetensors").write_bytes(shard(folder, 0).read_bytes())
+    report = tensorio.verify(folder)
+    assert report.ok
+    assert report.unnamed == ("model-00006-of-00006.safetensors",)
+
+
+def test_what_is_not_there_at_all(tmp_path: Path) -> None:
+    for name in ("none", "none.safetensors.index.json"):
+        with pytest.raises(FileNotFoundError):
+            tensorio.verify(tmp_path / name)
+
+
 def test_error_of_progress_is_nobodys_damage(tmp_path: Path) -> None:
     tensorio.save(TENSORS, tmp_path / "m.pt", manifest=True)
 

@@ -220,10 +220,12 @@ def verify(
     Raises
     ------
     FormatError
-        The structure is wrong, or that of the manifest, so that there is nothing
-        to compare.
+        The structure of a file is wrong, so that there is nothing to compare; in
+        a folder it is a problem of the report, and the other files are compared.
+        Or the manifest that was given is none.
     OSError
-        From the system.
+        From the system: there is no such file or folder. What can't be read of
+        one is a problem of the report.
 
     Notes
     -----

@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Any
 from tensorio.checkpoint._checks import Work, crc_jobs, sha256_of
 from tensorio.checkpoint._options import reading_options
 from tensorio.checkpoint._report import Report
+from tensorio.checkpoint._several import INDEX_SUFFIX, place_of_several
 from tensorio.checkpoint._sums import INSIDE, Manifest, files_below, find_sums
 from tensorio.checkpoint._whose import Whose
 from tensorio.encryption._storage import DecryptedStorage
 from tensorio.errors import (
     ChecksumError,
+    DecryptionError,
     FormatError,
     HeaderError,
     TensorIOError,
     TruncatedError,
-    UnknownFormatError,
     UnsupportedError,
 )
 from tensorio.storage.files import FileStorage
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int], object]
     Advance = Callable[[int], None]
 
-__all__ = ["Report", "check_verify", "verify_opened", "verify_path"]
+__all__ = ["Report", "check_verify", "verify_names", "verify_opened", "verify_path"]
 
 
 def check_verify(verify: object) -> None:
@@ -58,19 +59,43 @@ def verify_path(
     from tensorio.checkpoint._checkpoint import open_checkpoint
 
     place = os.fsdecode(path) if isinstance(path, str | os.PathLike) else None
-    folder = place is not None and os.path.isdir(place)
+    several, options = place_of_several(path), reading_options(False, "opaque", (), False, key=key)
     try:
-        checkpoint = open_checkpoint(path, **reading_options(False, "opaque", (), False, key=key))
-    except (IsADirectoryError, UnknownFormatError):
-        report = Report(place or "", "")
-        found = _manifest(place, manifest, report) if folder else None
-        if found is None:
+        checkpoint = open_checkpoint(path, **options)
+    except (TensorIOError, OSError) as error:
+        if several is None or not (os.path.exists(several) or os.path.isfile(several + INDEX_SUFFIX)):
             raise
-        _Verification(report, [], found, progress).run()
-        return report
+        if key is None and isinstance(error, DecryptionError):
+            raise  # of the caller's, not of the files
+        return _verify_unopened(several, error, manifest, options, require, progress)
     with checkpoint:
-        place = place if folder else manifest_place(checkpoint)
+        place = place if several == place and place is not None and os.path.isdir(place) else manifest_place(checkpoint)
         return verify_opened(checkpoint._opened, checkpoint._name, progress, place, manifest, require)
+
+
+def _verify_unopened(
+    path: str, error: TensorIOError | OSError, manifest: Any, options: dict[str, Any], require: bool,
+    progress: Progress | None,
+) -> Report:  # fmt: skip
+    """Verify a folder, or what an index names, that can't be opened as one checkpoint; `error` says why."""
+    if isinstance(error, IsADirectoryError):  # nothing in it says what the checkpoint is
+        report = verify_names(path, path, manifest, progress)
+        if report.manifest is None:
+            raise error
+        return report
+    from tensorio.checkpoint._apart import verify_apart
+
+    report = verify_apart(path, error, manifest, options, progress)
+    _require(report, require)
+    return report
+
+
+def verify_names(folder: str, name: str, manifest: Any, progress: Progress | None) -> Report:
+    """Compare the files of a folder with its manifest alone; called `name` in messages."""
+    report = Report(name, "")
+    found = _manifest(folder, manifest, report)
+    _Verification(report, [], found, progress).run()
+    return report
 
 
 def manifest_place(checkpoint: Checkpoint) -> str | None:
@@ -102,15 +127,19 @@ def verify_opened(
     verification = _Verification(report, opened.storages, _manifest(path, manifest, report), progress)
     verification.add_records(opened)
     verification.run()
+    _require(report, require)
+    return report
+
+
+def _require(report: Report, require: bool) -> None:
     if require and report.unchecked:
         report.problems.append(
             ChecksumError(
                 f"expected a checksum for every payload byte, found none for {report.unchecked} of them: save with "
                 "digests=True or manifest=True, or write a manifest",
-                path=name,
+                path=report.path,
             )
         )
-    return report
 
 
 def _manifest(path: str | None, manifest: Any, report: Report) -> Manifest | None:
