@@ -70,23 +70,51 @@ def carry(old: str, new: str, ours: Ours) -> Carried:
     return carried
 
 
-def carry_late(old: str, new: str, ours: Ours, carried: Carried) -> bool:
-    """Bring over what came to a folder, or went from it, since `carry` looked; tell whether anything did."""
-    now = dict(_walk(old, ours(old), None))
-    late = False
-    for path, found in now.items():
-        target = os.path.join(new, path)
-        if stat.S_ISDIR(found.st_mode):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(target)
-        elif carried.get(path) != _identity(found):
-            os.replace(os.path.join(old, path), target)
-            late = True
+def carry_late(old: str, new: str, left: set[str], carried: Carried) -> bool:
+    """Bring over what came to a folder, or went from it, since `carry` looked; tell whether anything did.
+
+    Parameters
+    ----------
+    left : set of str
+        Names at the top of the old folder that stay there.
+
+    Notes
+    -----
+    What was put into the new folder meanwhile stays. After an error, the old folder has what it had.
+    """
+    now = dict(_walk(old, left, None))
+    moved: list[tuple[str, str]] = []
+    try:
+        for path, found in now.items():
+            target = os.path.join(new, path)
+            if stat.S_ISDIR(found.st_mode):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(target)
+            elif carried.get(path) != _identity(found) and _is_as_carried(target, carried.get(path)):
+                os.replace(os.path.join(old, path), target)
+                moved.append((os.path.join(old, path), target))
+    except BaseException:
+        for source, target in reversed(moved):
+            with contextlib.suppress(OSError):
+                os.replace(target, source)
+        raise
+    late = bool(moved)
     for path in carried.keys() - now.keys():
-        with contextlib.suppress(OSError):  # a folder, or gone already
-            os.unlink(os.path.join(new, path))
-            late = True
+        target = os.path.join(new, path)
+        if os.path.lexists(target) and _is_as_carried(target, carried[path]):
+            with contextlib.suppress(OSError):  # a folder, or gone already
+                os.unlink(target)
+                late = True
     return late
+
+
+def _is_as_carried(target: str, was: tuple[int, ...] | None) -> bool:
+    """Tell whether there is nothing at a path, or what was carried there: a link, or a copy of that size and time."""
+    try:
+        found = _identity(os.stat(target, follow_symlinks=False))
+    except FileNotFoundError:
+        return True
+    return was is not None and found[1:] == was[1:]
 
 
 def _walk(folder: str, left: set[str], device: int | None) -> Iterator[tuple[str, os.stat_result]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tensorio import _host
 from tensorio.writing.carrying import CantCarry, Carried, carry, carry_late, take_mode
+from tensorio.writing.late import noted
 from tensorio.writing.output import naming, preallocate, renamed, settle, sync_folder, syncing_names, writing
 from tensorio.writing.temporaries import clean_stale, kept, made_folder
 
@@ -191,20 +192,27 @@ def _exchanged(staging: str, final: str, ours: Callable[[str], set[str]] | None,
     if durable:
         for folder, _, _ in os.walk(staging):
             sync_folder(folder)
-    with kept(final):  # what comes late to the old folder is still to be brought over from it
-        code = _exchange(staging, final)
-        if code:
-            if code in NO_EXCHANGE:
+    with kept(final):
+        if ours is None:
+            return _exchanged_names(staging, final)
+        # What comes late to the old folder is still to be brought over from it: by whoever cleans up, after a kill.
+        with noted(staging, final, ours(final), carried, durable=durable):
+            if not _exchanged_names(staging, final):
                 return False
-            raise OSError(code, os.strerror(code), final)
-        if ours is not None:
             try:
-                if carry_late(staging, final, ours, carried) and durable:
+                if carry_late(staging, final, ours(staging), carried) and durable:
                     sync_folder(final)
             except BaseException:
                 _exchange(staging, final)  # the old folder, with what can't be brought over
                 raise
     return True
+
+
+def _exchanged_names(staging: str, final: str) -> bool:
+    code = _exchange(staging, final)
+    if code and code not in NO_EXCHANGE:
+        raise OSError(code, os.strerror(code), final)
+    return not code
 
 
 def _exchange(a: str, b: str) -> int:

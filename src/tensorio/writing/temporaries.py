@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 
 from tensorio.system.disks import disk_of
 from tensorio.system.processes import boot_id, is_running, pid_namespace, start_time
+from tensorio.writing import late
 
 __all__ = ["clean_stale", "kept", "made_file", "made_folder", "temporary_name"]
 
@@ -216,7 +217,8 @@ def clean_stale(folder: str, name: str | None = None) -> list[str]:
 
     Notes
     -----
-    What somebody holds is never removed. Where other hosts may write (NFS and its
+    What somebody holds is never removed. What came late to a folder that was
+    replaced is brought over first, see `tensorio.writing.late`. Where other hosts may write (NFS and its
     like), nor is what another host, or this one before it was started anew, has left.
     Errors are passed over: litter is in nobody's way. Costs one look through the
     folder, some 0.3 us a name; with `name`, one of 10,000 names and more is looked
@@ -232,6 +234,9 @@ def clean_stale(folder: str, name: str | None = None) -> list[str]:
     prefix = "." if name is None else _prefix(name)
     litter = [n for n in names if n.endswith(_END) and n.startswith(prefix) and _owner(n)]
     gone = [path for path in (os.path.join(folder, n) for n in litter) if _clean(path)]
+    for note in (os.path.join(folder, n) for n in names if n.endswith(_END + late.END) and n.startswith(prefix)):
+        if _owner(os.path.basename(note)[: -len(late.END)]) and not os.path.lexists(note[: -len(late.END)]):
+            late.forget(note)
     _rest.clear()
     if len(names) >= _MANY:
         now = time.monotonic()
@@ -259,7 +264,8 @@ def _clean(path: str) -> bool:
         found = os.fstat(fd)
         ours = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
         # The lock is held to the end: of two who clean, one does; and who makes one looks whether it is still there.
-        return ours and _is_litter(path, fd, found.st_dev) and _is(path, fd) and _remove(path)
+        litter = ours and _is_litter(path, fd, found.st_dev) and _is(path, fd)
+        return litter and late.brought_over(path) and _remove(path)
     finally:
         os.close(fd)
 
