@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,53 @@ def test_an_item_of_several_shards_is_a_folder_and_checked_as_a_file_is(tmp_path
         (Path(manager.path(1)) / info.files[2].name).unlink()
         with pytest.raises(FileNotFoundError):
             manager.check(1)
+
+
+@pytest.mark.parametrize(("format", "suffix"), [("pt", ".bin"), ("bin", ".bin"), (".safetensors", ".safetensors")])
+@pytest.mark.parametrize("block", [True, False])
+def test_shards_are_of_the_managers_format(format: str, suffix: str, block: bool, tmp_path: Path) -> None:
+    tensors = {f"w{i}": np.full(300, i, np.float32) for i in range(4)}
+    with Manager(tmp_path, max_shard_size=2000, format=format) as manager:
+        manager.save(1, tensors, block=block)
+        manager.save(2, items={"model": tensors, "other.safetensors": tensors}, block=block)
+        manager.wait()
+        shards = [Path(file.name) for file in manager.info(1).files if not file.name.endswith(".json")]
+        assert [path.suffix for path in shards] == [suffix] * 4
+        found = {path.suffix for file in manager.info(2).files if (path := Path(file.name)).parent != Path()}
+        assert found == {suffix, ".json"}
+        for value in [restored(manager, 1).value, *restored(manager, 2).value.values()]:
+            assert {name: array[0] for name, array in value.items()} == {f"w{i}": i for i in range(4)}
+
+
+@pytest.mark.parametrize("format", ["npz", "foo", "", "torch_zip"])
+def test_a_format_that_nobody_can_write_is_refused_before_the_first_step(format: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"format=.*safetensors, pt"):
+        Manager(tmp_path, format=format)
+
+
+def test_one_item_of_the_name_that_a_single_object_has_comes_back_as_an_item(manager: Manager) -> None:
+    manager.save(1, items={"checkpoint": state(1)})
+    manager.save(2, state(2))
+    manager.save(3, items={"model": state(3)})
+    assert set(restored(manager, 1).value) == {"checkpoint"}
+    assert restored(manager, 1).value["checkpoint"]["step"] == 1
+    assert restored(manager, 2).value["step"] == 2
+    assert restored(manager, 3).value["model"]["step"] == 3
+    assert [manager.info(step).several for step in (1, 2, 3)] == [True, False, True]
+
+
+def test_a_note_that_does_not_say_whether_there_were_items_goes_by_the_name(manager: Manager) -> None:
+    """As notes were before it did."""
+    manager.save(1, state(1))
+    manager.save(2, items={"model": state(2)})
+    for step in (1, 2):
+        path = Path(manager.path(step)) / "step.json"
+        text = path.read_bytes().partition(b', "check"')[0]
+        shorter = text.replace(b' "several": false,\n', b"").replace(b' "several": true,\n', b"")
+        assert len(shorter) < len(text)
+        path.write_bytes(shorter + b', "check": "%08x"\n}\n' % zlib.crc32(shorter))
+    assert restored(manager, 1).value["step"] == 1
+    assert restored(manager, 2).value["model"]["step"] == 2
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,12 @@ class Background:
         self._saver: AsyncSaver | None = None
         self._asked: dict[SaveFuture, None] = {}  # in order; whose failure would have to be told
 
-    def save(self, draft: Draft, values: Mapping[str, Any], options: Mapping[str, Any], path: str) -> Future[StepInfo]:
+    def save(self, draft: Draft, files: Mapping[str, tuple[Any, Mapping[str, Any]]], path: str) -> Future[StepInfo]:
         """Take snapshots of all values; return the future of the step, which is published when they are written.
 
         Parameters
         ----------
-        values : mapping of str to object
+        files : mapping of str to (object, options)
             By file name.
         path : str
             Of the step, for messages.
@@ -44,7 +44,7 @@ class Background:
         future.set_running_or_notify_cancel()
         pending = _Pending(draft, future)
         try:
-            for name, value in values.items():
+            for name, (value, options) in files.items():
                 written = self._saver.save(value, os.path.join(draft.folder, name), **options)
                 pending.add()
                 written.add_done_callback(pending.written)

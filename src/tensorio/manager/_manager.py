@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Literal, overload
 
-from tensorio import _api_save
+from tensorio import _api_save, formats
 from tensorio.errors import FormatError, UnsupportedError, escaped
 from tensorio.manager._background import Background
 from tensorio.manager._draft import Draft
 from tensorio.manager._local import STEPS_MAX, LocalSteps
-from tensorio.manager._note import NOTE, PINNED, StepInfo, is_text, plain_metrics
-from tensorio.manager._reader import DEFAULT_ITEM, StepReader
+from tensorio.manager._note import DEFAULT_ITEM, NOTE, PINNED, StepInfo, is_text, plain_metrics
+from tensorio.manager._reader import StepReader
 from tensorio.manager._remote import RemoteSteps
 from tensorio.manager._retention import Best, Kept, Policy, superfluous
 
@@ -43,7 +43,8 @@ class CheckpointManager(StepReader):
         besides the others.
     format : str
         The suffix of the files, and so their format: ``"pt"`` holds whatever
-        `tensorio.save` does; ``"safetensors"`` holds tensors only.
+        `tensorio.save` does; ``"safetensors"`` holds tensors only. Shards are of this
+        format, too.
     finite : bool
         Refuse to save NaN and infinity.
     lock : bool
@@ -85,6 +86,7 @@ class CheckpointManager(StepReader):
         remote = "://" in place
         super().__init__(RemoteSteps(place) if remote else LocalSteps(place, lock=lock, durable=durable))
         self._suffix = format.lstrip(".")
+        self._format = _format_of(self._suffix)
         self._durable = durable
         self._options = {"durable": durable, "check_finite": finite, **options}
         self._infos: dict[int, StepInfo] = {}  # of steps that were looked at for their metrics
@@ -163,27 +165,29 @@ class CheckpointManager(StepReader):
             raise UnsupportedError(
                 "base= is for files of one folder, and each step has its own; leave it out, or use tensorio.save"
             )
-        values, places = self._files(obj, items, options)
-        info = StepInfo(_checked(step), time.time(), metrics=plain_metrics(metrics), items=places)
+        files, places = self._files(obj, items, options)
+        info = StepInfo(
+            _checked(step), time.time(), metrics=plain_metrics(metrics), items=places, several=items is not None
+        )
         if block:
             self._background.wait()
         else:
             self._background.raise_unseen()
         draft = self._draft(info, overwrite, pin)
         if not block:
-            return self._background.save(draft, values, options, self.path(step))
+            return self._background.save(draft, files, self.path(step))
         try:
-            for place, value in values.items():
-                _api_save.save(value, os.path.join(draft.folder, place), **options)
+            for place, (value, chosen) in files.items():
+                _api_save.save(value, os.path.join(draft.folder, place), **chosen)
         except BaseException as error:
             draft.drop(error)
             raise
         return draft.publish()
 
     def _files(
-        self, obj: Any, items: Mapping[str, Any] | None, options: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        """What is saved, by the name of the file (or folder); and these names, by that of the item."""
+        self, obj: Any, items: Mapping[str, Any] | None, options: dict[str, Any]
+    ) -> tuple[dict[str, tuple[Any, dict[str, Any]]], dict[str, str]]:
+        """What is saved and how, by the name of the file (or folder); and these names, by that of the item."""
         if items is None:
             items = {DEFAULT_ITEM: obj}
         elif obj is not None or not items:
@@ -196,7 +200,8 @@ class CheckpointManager(StepReader):
         places = {name: name if sharded or "." in name else f"{name}.{self._suffix}" for name in items}
         if len(set(places.values())) != len(places):
             raise ValueError("items=: two of them have the same file name")
-        return {places[name]: value for name, value in items.items()}, places
+        shards = {"format": self._format, **options} if sharded else options  # a folder's name does not tell it
+        return {place: (items[name], options if "." in name else shards) for name, place in places.items()}, places
 
     def _draft(self, info: StepInfo, overwrite: bool, pin: bool) -> Draft:
         with self._writing():
@@ -335,6 +340,20 @@ class CheckpointManager(StepReader):
 
     def __repr__(self) -> str:
         return f"<CheckpointManager {self.folder!r}>"
+
+
+def _format_of(suffix: str) -> str:
+    """The name of the format that files of a suffix are written in."""
+    try:
+        chosen = formats.for_target(f"checkpoint.{suffix}").NAME
+    except ValueError:
+        chosen = ""
+    if chosen not in formats.WRITTEN:
+        known = ", ".join(s[1:] for name in formats.WRITTEN for s in formats.get(name).SUFFIXES)
+        raise ValueError(
+            f"expected format= to be the suffix of a format that can be written ({known}), found {suffix!r}"
+        )
+    return chosen
 
 
 def _checked(step: int) -> int:

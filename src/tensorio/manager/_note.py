@@ -5,7 +5,7 @@ as the last object), so that it can't say anything about other files than those
 beside it. A checksum of its own guards it. Its fields::
 
     {"schema": 1, "step": 1000, "time": 1767225600.0, "version": "0.1.0", "metrics": {"loss": 0.25},
-     "items": {"checkpoint": "checkpoint.pt"},
+     "items": {"checkpoint": "checkpoint.pt"}, "several": false,
      "files": [{"name": "checkpoint.pt", "nbytes": 4096, "crc32": "89abcdef"}], "check": "01234567"}
 
 ``check`` is the CRC-32 of the text in front of it.
@@ -32,6 +32,7 @@ from tensorio.storage.reading import in_threads, readers
 from tensorio.writing.output import write_plan
 
 __all__ = [
+    "DEFAULT_ITEM",
     "NOTE",
     "PINNED",
     "StepFile",
@@ -46,6 +47,7 @@ __all__ = [
 ]
 
 NOTE, PINNED = "step.json", "pinned"
+DEFAULT_ITEM = "checkpoint"  # the name of what was saved by itself
 SCHEMA = 1
 _CHECK = ', "check": "'
 _NOTE_MAX = 64 << 20  # bytes; a folder of 100,000 shards takes a sixth of it
@@ -80,6 +82,8 @@ class StepInfo:
     items : dict of str to str
         Names of what was saved, and the file or folder of each.
     files : tuple of StepFile
+    several : bool
+        Whether it was saved with ``items=``, and comes back as a dict of them.
     """
 
     step: int
@@ -88,6 +92,7 @@ class StepInfo:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     items: Mapping[str, str] = field(default_factory=dict)
     files: tuple[StepFile, ...] = ()
+    several: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -130,6 +135,7 @@ def encoded(info: StepInfo) -> bytes:
         "version": info.version,
         "metrics": {name: _written(value) for name, value in info.metrics.items()},
         "items": dict(info.items),
+        "several": info.several,
         "files": files,
     }
     text = json.dumps(head, indent=1)[:-2].encode()  # without the brace at its end
@@ -173,7 +179,10 @@ def _info(fields: dict[str, Any]) -> StepInfo:
     )
     metrics = {n: float(v["float"]) if isinstance(v, dict) else v for n, v in fields["metrics"].items()}
     items = {str(name): _inside(place) for name, place in fields["items"].items()}
-    return StepInfo(int(fields["step"]), float(fields["time"]), str(fields["version"]), metrics, items, files)
+    several = bool(fields.get("several", list(items) != [DEFAULT_ITEM]))  # the first notes did not say
+    if not several and len(items) != 1:
+        raise ValueError(f"expected one item, found {len(items)}")
+    return StepInfo(int(fields["step"]), float(fields["time"]), str(fields["version"]), metrics, items, files, several)
 
 
 def _inside(name: str) -> str:

@@ -14,9 +14,7 @@ from tensorio.manager._local import LocalSteps
 from tensorio.manager._note import StepInfo, check_files
 from tensorio.manager._remote import RemoteSteps
 
-__all__ = ["DEFAULT_ITEM", "StepReader"]
-
-DEFAULT_ITEM = "checkpoint"
+__all__ = ["StepReader"]
 
 
 class StepReader:
@@ -169,7 +167,7 @@ class StepReader:
             value = {name: load(os.path.join(folder, place), **options) for name, place in info.items.items()}
         if check_finite:
             require_finite(value, f"step {step} is not restored")
-        return info, value[DEFAULT_ITEM] if list(value) == [DEFAULT_ITEM] else value
+        return info, value if info.several else next(iter(value.values()))
 
     def _require(self, step: int) -> None:
         if step not in self.steps():
