@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import sys
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -10,16 +13,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors
 
 import tensorio
 from gates import held_up
 from tensorio import _host
 from tensorio.asynchronous._buffers import Buffers
 from tensorio.asynchronous._snapshot import Snapshot
+from tensorio.formats import _digests
 from tensorio.plan import Payloads
 from tensorio.storage.reading import READ_PIECE
 
 torch = pytest.importorskip("torch")
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory without a name is passed on on Linux only")
 
 
 def numpy_arrays() -> dict[str, Any]:
@@ -221,3 +228,40 @@ def test_copy_runs_looks_at_its_columns() -> None:
     for columns, first, end in [((one, one, two), 0, 1), ((one, one, one), 0, 2), ((one, one, one), 1, 0)]:
         with pytest.raises(ValueError, match="columns of one length"):
             _host.copy_runs(*columns, first, end)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_shard_size": 5000}, {"align": 64, "metadata": {"k": "v"}}], ids=repr)
+@pytest.mark.parametrize("processes", [False, pytest.param(True, marks=LINUX)])
+def test_digests_are_of_the_snapshot_and_made_in_the_background(
+    processes: bool, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by: list[int] = []
+
+    def noting(*arguments: Any) -> str:
+        by.append(threading.get_ident())
+        return digest_note(*arguments)
+
+    digest_note = _digests.digest_note
+    monkeypatch.setattr(_digests, "digest_note", noting)
+    tensors = {f"w{i}": np.full(1000, i, "f4")[:: 1 + i % 2] for i in range(4)}
+    was = {name: array.tobytes() for name, array in tensors.items()}
+    (tmp_path / "at once").mkdir()
+    tensorio.save(tensors, tmp_path / "at once" / "x.safetensors", digests=True, **options)
+    by.clear()
+    with tensorio.AsyncSaver(processes=processes) as saver:
+        with held_up(saver, tmp_path):
+            saver.save(tensors, tmp_path / "x.safetensors", digests=True, **options)
+            assert by == []
+            for array in tensors.values():
+                array[:] = -1
+        saver.wait()
+    assert threading.get_ident() not in by
+    for path in (tmp_path / "at once").iterdir():
+        assert path.read_bytes() == (tmp_path / path.name).read_bytes()
+    for path in tmp_path.glob("x*.safetensors"):
+        with safetensors.safe_open(path, "np") as file:
+            note = file.metadata()["tensorio.sha256"]
+            assert {line.split("  ")[1] for line in note.splitlines()} == set(file.keys())
+        for line in note.splitlines():
+            digest, name = line.split("  ")
+            assert hashlib.sha256(was[name]).hexdigest() == digest

@@ -7,21 +7,46 @@ is that of the tensor's bytes as they are in the file: the elements in C order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tensorio.errors import HeaderError
+from tensorio.plan import FlatPlan
 from tensorio.storage.reading import in_threads, readers
 from tensorio.sums import sums_of, sums_text
 
 if TYPE_CHECKING:
-    from tensorio.plan import Payloads
+    from tensorio.plan import Buffer, Payloads
 
-__all__ = ["KEY", "digest_note", "digests_in", "without_digests"]
+__all__ = ["KEY", "DigestedPlan", "digest_note", "digests_in", "without_digests"]
 
 KEY = "tensorio.sha256"
+_UNKNOWN = "0" * 64  # what stands for a digest until it is known: of the same length
 # Bytes of small payloads that make one task for a thread, and what one costs beside them, in bytes hashed meanwhile.
 TASK, EACH = 4 << 20, 8 << 10
+
+
+class DigestedPlan(FlatPlan):
+    """A plan whose header has the digests of its payloads, which are read when the first byte is asked for.
+
+    Until then the payloads may be put elsewhere: into a snapshot.
+
+    Parameters
+    ----------
+    head : callable
+        ``head(note)`` returns the header with a note, of one length for all notes of these names.
+    names : sequence of str
+        Of the payloads.
+    """
+
+    def __init__(self, head: Callable[[str], bytes], names: Sequence[str], payloads: Payloads) -> None:
+        super().__init__(head(sums_text(dict.fromkeys(names, _UNKNOWN))), payloads)
+        self._head, self._names = head, names
+
+    def pieces(self) -> Iterator[Buffer]:
+        """Hash the payloads; yield the header and them."""
+        self.head = self._head(digest_note(self._names, self.payloads))
+        yield from super().pieces()
 
 
 def digest_note(names: Sequence[str], payloads: Payloads) -> str:

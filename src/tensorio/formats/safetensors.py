@@ -16,6 +16,7 @@ own, where it is asked for: `tensorio.formats._digests`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tensorio import _core
@@ -23,7 +24,7 @@ from tensorio.dtypes import BY_NAME
 from tensorio.encryption._opening import has_encrypted
 from tensorio.errors import HeaderError, TensorMismatchError, UnsupportedError, escaped
 from tensorio.formats._base import DELTA_KEY, IncompleteError, Opened, OpenOptions, SaveOptions, StoredRecord
-from tensorio.formats._digests import KEY, digest_note, digests_in, without_digests
+from tensorio.formats._digests import KEY, DigestedPlan, digests_in, without_digests
 from tensorio.plan import FlatPlan
 from tensorio.tensors import Table, first_duplicate
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     from tensorio.formats._items import Items
     from tensorio.storage.base import Storage
+
+    _Columns = tuple[list[str], list[int], list[tuple[int, ...]], list[int]]
 
 NAME = "safetensors"
 SUFFIXES = (".safetensors",)
@@ -169,8 +172,7 @@ def plan(obj: object, options: SaveOptions) -> FlatPlan:
     """Lay out a mapping of names to tensors, as the reference orders them: by dtype, widest first, then by name."""
     from tensorio.formats._items import items_of  # needs NumPy, which reading headers does not
 
-    fetch = None if options.digests else options.fetch  # what is hashed now must be here now
-    return plan_items(items_of(obj, fetch), options)
+    return plan_items(items_of(obj, options.fetch), options)
 
 
 def plan_items(items: Items, options: SaveOptions) -> FlatPlan:
@@ -180,13 +182,19 @@ def plan_items(items: Items, options: SaveOptions) -> FlatPlan:
     payloads = items.payloads.select(order)
     names, shapes = [items.names[i] for i in order], [items.shapes[i] for i in order]
     metadata = without_digests(options.metadata)  # whatever they were of, here they are made anew or not at all
+    columns = (names, [ranks[i] for i in order], shapes, payloads.sizes.tolist())
     if options.digests:
-        metadata = {**(metadata or {}), KEY: digest_note(names, payloads)}
-    header = (names, [ranks[i] for i in order], shapes, payloads.sizes.tolist(), _pairs(metadata))
-    head = _core.st_header(*header)
-    if options.align is not None:
-        head = _core.st_header(*header, _padding(len(head), options.align))
-    return FlatPlan(head, payloads)
+        return DigestedPlan(partial(_head, columns, metadata or {}, options.align), names, payloads)
+    return FlatPlan(_head(columns, metadata, options.align), payloads)
+
+
+def _head(columns: _Columns, metadata: dict[str, str] | None, align: int | None, digests: str | None = None) -> bytes:
+    """The header, of names, ranks, shapes and sizes."""
+    if digests is not None:
+        metadata = {**(metadata or {}), KEY: digests}
+    pairs = _pairs(metadata)
+    head = _core.st_header(*columns, pairs)
+    return head if align is None else _core.st_header(*columns, pairs, _padding(len(head), align))
 
 
 def _pairs(metadata: Mapping[str, str] | None) -> list[tuple[str, str]] | None:
