@@ -75,7 +75,9 @@ class Buffers:
         """Bytes of all buffers, lent or free."""
         return self._lent + _total(self._free)
 
-    def lend(self, nbytes: int, make: Callable[[int], Buffer] = private) -> Buffer | None:
+    def lend(
+        self, nbytes: int, make: Callable[[int], Buffer] = private, *, waiting: Callable[[], object] = int
+    ) -> Buffer | None:
         """Return a buffer of at least so many bytes, waiting until others come back; None if there can't be one.
 
         Parameters
@@ -83,6 +85,8 @@ class Buffers:
         nbytes : int
         make : callable
             ``make(nbytes)`` returns a new buffer; only those that it made are used again.
+        waiting : callable
+            Called before it waits; may raise.
         """
         need = -(-max(nbytes, 1) // HUGE_PAGE) * HUGE_PAGE
         with self._changed:
@@ -102,6 +106,7 @@ class Buffers:
                     break
                 if need > bound:
                     return None
+                waiting()
                 self._changed.wait()
             self._lent += found.nbytes
             return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import traceback
@@ -11,10 +12,30 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tensorio.checkpoint._saving import Saved
 
-__all__ = ["SaveFuture", "forget", "noted", "print_unseen"]
+__all__ = ["SaveFuture", "Turn", "forget", "noted", "print_unseen"]
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a handler of a signal may come to it again
 _unseen: dict[SaveFuture, None] = {}  # in order; holds them until somebody looks
+
+
+class Turn:
+    """Whose turn it is to write: what callbacks do on that thread can't wait for it.
+
+    Attributes
+    ----------
+    by : int
+        The thread that writes; 0: none does.
+    """
+
+    by = 0
+
+    def refuse_here(self, what: str) -> None:
+        """Raise RuntimeError on the thread that writes."""
+        if self.by == threading.get_ident():
+            raise RuntimeError(
+                f"{what} in a callback or progress= of a save, which the thread that writes has called: it would wait "
+                "for itself; do it in another thread"
+            )
 
 
 class SaveFuture(Future["Saved"]):
@@ -26,12 +47,14 @@ class SaveFuture(Future["Saved"]):
         What is saved to, for messages.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, turn: Turn) -> None:
         super().__init__()
         self.path = path
+        self._turn, self._process = turn, os.getpid()
 
     def result(self, timeout: float | None = None) -> Saved:
         """Return what was written, or raise what went wrong."""
+        self._refuse_for_ever(timeout)
         try:
             return super().result(timeout)
         finally:
@@ -39,10 +62,19 @@ class SaveFuture(Future["Saved"]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return what went wrong, or None."""
+        self._refuse_for_ever(timeout)
         try:
             return super().exception(timeout)
         finally:
             self._see()
+
+    def _refuse_for_ever(self, timeout: float | None) -> None:
+        """Raise if nothing will ever come of it in this thread, or this process."""
+        if timeout is not None or self.done():
+            return
+        if os.getpid() != self._process:
+            raise RuntimeError(f"the save of {self.path} is written by the process that this one was forked from")
+        self._turn.refuse_here(f"the result of the save of {self.path} was asked for before it was written,")
 
     def fail(self, error: BaseException) -> None:
         """Set what went wrong, and remember it until it was looked at."""
@@ -83,5 +115,5 @@ def print_unseen() -> None:
 def forget() -> None:
     """In a forked child: the failures are the parent's."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _unseen.clear()

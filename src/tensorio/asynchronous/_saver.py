@@ -73,6 +73,9 @@ class AsyncSaver:
 
     At the end of a ``with`` block or of the program, what is pending is written, and failures that nobody has looked
     at are raised or printed. A forked child has none of it: what is pending is its parent's.
+
+    Callbacks of futures, and `progress`, are called by the thread that writes. There, a save whose snapshot
+    has room is taken like any other; what would have to wait for that thread is a RuntimeError.
     """
 
     def __init__(self, max_memory: int | None = None, processes: bool = False, *, when_busy: str = "wait") -> None:
@@ -98,6 +101,7 @@ class AsyncSaver:
         self._queue: deque[_Entry] = deque()
         self._writing = 0
         self._thread: threading.Thread | None = None
+        self._turn = _future().Turn()
         self._failed: list[SaveFuture] = []
 
     @property
@@ -114,7 +118,7 @@ class AsyncSaver:
         OSError
             ENOMEM: it is more than `max_memory`, or than there is.
         """
-        buffer = self._buffers.lend(nbytes, self._make)
+        buffer = self._buffers.lend(nbytes, self._make, waiting=self._refuse_waiting)
         if buffer is None:
             raise OSError(errno.ENOMEM, f"expected to reserve at most max_memory, found {nbytes} bytes asked for")
         try:
@@ -161,7 +165,7 @@ class AsyncSaver:
         if self._writer is not None and progress is not None:
             request = replace(request, progress=Relay(progress))
         path = _absolute(path)
-        future: SaveFuture = _future().SaveFuture(_name(path))
+        future: SaveFuture = _future().SaveFuture(_name(path), self._turn)
         if self._when_busy != "wait" and self.pending:
             if self._when_busy == "error":
                 raise BlockingIOError(errno.EAGAIN, "an earlier save is still being written", future.path)
@@ -184,7 +188,7 @@ class AsyncSaver:
         job = prepare(obj, path, request, fetch)
         snapshot = Snapshot(job.payloads, fetch)
         make = pinned if fetch.promises and not self._processes else self._make
-        buffer = self._buffers.lend(snapshot.nbytes, make)
+        buffer = self._buffers.lend(snapshot.nbytes, make, waiting=self._refuse_waiting)
         if buffer is None:
             return prepare(obj, path, request) if fetch.promises else job, None
         try:
@@ -194,7 +198,11 @@ class AsyncSaver:
             raise
         return job, buffer
 
+    def _refuse_waiting(self) -> None:
+        self._turn.refuse_here("max_memory has no room for a save")
+
     def _write_now(self, entry: _Entry) -> None:
+        self._refuse_waiting()
         warnings.warn(
             f"a snapshot for {entry.future.path} needs more than max_memory; it is saved without one",
             RuntimeWarning,
@@ -241,16 +249,20 @@ class AsyncSaver:
         found.future.set_running_or_notify_cancel()
 
     def _run(self) -> None:
+        self._turn.by = threading.get_ident()
         while True:
             with self._changed:
                 if not self._queue:
-                    self._thread = None
+                    self._thread, self._turn.by = None, 0
                     self._changed.notify_all()
                     return
                 entry = self._queue.popleft()
                 self._writing += 1
             try:
                 self._write(entry)
+            except BaseException as error:  # of a callback, which does not keep the others from being written
+                hook = threading.ExceptHookArgs((type(error), error, error.__traceback__, threading.current_thread()))
+                threading.excepthook(hook)
             finally:
                 with self._changed:
                     self._writing -= 1
@@ -295,9 +307,13 @@ class AsyncSaver:
         ------
         TimeoutError
             They are not, in that time.
+        RuntimeError
+            In a callback of a save, or in `progress`: it would wait for itself.
         Exception
             The first failure that nobody has looked at, with a note that names its path.
         """
+        if timeout is None:
+            self._turn.refuse_here("wait()")
         if not self._wait_for_writes(timeout):
             raise TimeoutError(f"{self.pending} saves are not written after {timeout} seconds")
         self._raise_unseen()
@@ -323,6 +339,7 @@ class AsyncSaver:
 
     def close(self) -> None:
         """Wait until all saves are written, and let go of the memory; what failed unseen is raised, as by `wait`."""
+        self._turn.refuse_here("close()")
         self._closed = True
         try:
             self.wait()
@@ -341,6 +358,7 @@ class AsyncSaver:
         if kind is None:
             self.close()
             return
+        self._turn.refuse_here("the end of a with block")
         self._closed = True  # what went wrong in the block is raised; failures of saves are printed at the end
         self._wait_for_writes(None)
         self._let_go()

@@ -40,7 +40,7 @@ class Background:
 
         if self._saver is None:
             self._saver = AsyncSaver()
-        future: Any = SaveFuture(path)
+        future: Any = SaveFuture(path, self._saver._turn)
         future.set_running_or_notify_cancel()
         pending = _Pending(draft, future)
         try:
@@ -68,6 +68,11 @@ class Background:
                 self._asked.pop(future, None)
                 if future.unseen:
                     future.result()
+
+    def refuse_here(self, what: str) -> None:
+        """Raise in a callback that the thread which writes has called: it would wait for itself."""
+        if self._saver is not None:
+            self._saver._turn.refuse_here(what)
 
     def close(self, *, tell: bool = True) -> None:
         """Wait, and let go of the saver's memory; raise what failed unseen, or leave it to be printed at the end."""

@@ -326,6 +326,7 @@ class CheckpointManager(StepReader):
         self._close(tell=True)
 
     def _close(self, *, tell: bool) -> None:
+        self._background.refuse_here("close()")
         self._closed = True
         try:
             self._background.close(tell=tell)
