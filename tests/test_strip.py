@@ -105,6 +105,31 @@ def test_flat_files_lose_what_training_alone_needs(tmp_path: Path) -> None:
     assert sorted(safetensors.numpy.load_file(tmp_path / "dst.safetensors")) == ["lm_head.w", "model.layers.0.w"]
 
 
+def test_states_of_optimizers_are_known_by_what_is_in_them(tmp_path: Path) -> None:
+    src, dst = tmp_path / "src.pt", tmp_path / "dst.pt"
+    torch.save({"netG": STATE, "netD": STATE, "optG": OTHER, "both": [OTHER, OTHER], "ratios": [torch.ones(2)]}, src)
+    assert tensorio.strip(src, dst).dropped.keys() == {"optG", "both"}
+    assert torch.load(dst).keys() == {"netG", "netD", "ratios"}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        OTHER,
+        {"python": (3, (1, 2), None), "numpy": np.random.RandomState(0).get_state(), "cpu": RNG},
+        {"step": 1, "random_state": (3, (1, 2), None), "numpy_random_seed": None, "torch_manual_seed": RNG},
+    ],
+    ids=["optimizer.pt", "rng_state.pth", "random_states_0.pkl"],
+)
+def test_file_of_such_a_state_has_no_weights(state: Any, tmp_path: Path) -> None:
+    src, dst = tmp_path / "src.pt", tmp_path / "dst.pt"
+    torch.save(state, src)
+    with pytest.raises(TensorMismatchError, match=r"no tensor would be left; keep= .* include= the tensors"):
+        tensorio.strip(src, dst)
+    assert not dst.exists()
+    assert tensorio.strip(src, dst, include="**").kept
+
+
 @pytest.mark.parametrize("options", [{}, {"exclude": "0.bias"}, {"include": ["1.**"]}], ids=repr)
 @pytest.mark.parametrize("nested", [False, True], ids=["bare", "nested"])
 @pytest.mark.parametrize("how", ["strip", "convert"])

@@ -50,6 +50,12 @@ TRAINING: dict[str, str] = {
     "PyTorch Lightning": "{loops,callbacks,datamodule,pytorch-lightning_version}",
     "data position": "{dataloader,train_dataloader,data_state,sampler,iterator,train_iterator,message_hub}",
 }
+# Keys of dicts that are left out there, too, whatever they are under: by who writes them.
+STATES: dict[str, tuple[str, ...]] = {
+    "torch.optim": ("state", "param_groups"),
+    "Trainer of transformers: rng_state.pth": ("python", "numpy", "cpu"),
+    "accelerate: random_states_0.pkl": ("random_state", "numpy_random_seed", "torch_manual_seed"),
+}
 # Bytes that looking for a tensor in an entry may cost; see `tensorio.tree.leaves`.
 LOOK = 64 << 20
 _TRAINING = tuple(Pattern(text) for texts in TRAINING.values() for text in texts.split())
@@ -124,7 +130,9 @@ class _Part:
             chosen = choice.of(self.kept)
             self.kept = [fqn for fqn in self.kept if fqn in chosen]
         if not self.kept:
-            raise TensorMismatchError("no tensor would be left; keep= names the entry that has the weights")
+            raise TensorMismatchError(
+                "no tensor would be left; keep= names the entry that has the weights, include= the tensors"
+            )
 
     def _entry(self, keep: str | None) -> str | None:
         """The key that has the weights; None if they are not below one."""
@@ -143,7 +151,10 @@ class _Part:
         return next(iter(self._checkpoint.paths[fqn]), "")
 
     def _keeps(self, key: object) -> bool:
-        return key == self.entry if self.entry is not None else not _is_training(key)
+        if self.entry is not None:
+            return key == self.entry
+        tree = self._tree or {}
+        return not (_is_training(key) or _is_state(tree) or _is_state(tree.get(key)))
 
     def dropped(self) -> dict[str, int]:
         """What is not kept, by its outermost key, and its bytes."""
@@ -197,6 +208,13 @@ def _has_tensors(node: Any) -> bool:
     if node is None or is_leaf(node):
         return False
     return any(is_leaf(leaf) for _, leaf in leaves(node, LOOK))
+
+
+def _is_state(node: object) -> bool:
+    """Whether a value is what an optimizer or random numbers go on from, by its own keys; or a list of such."""
+    if isinstance(node, list | tuple) and node:
+        return all(isinstance(item, dict) and _is_state(item) for item in node)
+    return isinstance(node, dict) and any(all(key in node for key in keys) for keys in STATES.values())
 
 
 def _is_training(key: object) -> bool:
