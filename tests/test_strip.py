@@ -146,6 +146,32 @@ def test_state_dict_stays_one_with_the_versions_of_its_modules(
     assert got._metadata == STATE._metadata
 
 
+@pytest.mark.parametrize(
+    ("options", "start", "count"),
+    [
+        ({}, "model.", 7),
+        ({"keep": "ema"}, "ema.", 7),
+        ({"include": "ema.**"}, "ema.", 7),
+        ({"include": ["model.0.*", "epoch"]}, "model.", 2),
+        ({"exclude": "**.running_*"}, "model.", 5),
+    ],
+    ids=repr,
+)
+def test_pickled_modules_become_their_state_dicts(
+    options: dict[str, Any], start: str, count: int, tmp_path: Path
+) -> None:
+    src, dst = tmp_path / "src.pt", tmp_path / "dst.pt"
+    torch.save({"epoch": torch.ones(1), "model": MODEL, "ema": MODEL, "optimizer": OTHER}, src)
+    report = tensorio.strip(src, dst, **options)
+    got = torch.load(dst)
+    assert got.pop("epoch", None) == (torch.ones(1) if "epoch" in report.kept else None)
+    flat = {f"{key}.{name}": tensor for key, state in got.items() for name, tensor in state.items()}
+    assert len(flat) == count
+    assert set(flat) == set(report.kept) - {"epoch"}
+    for name, tensor in flat.items():
+        assert torch.equal(tensor, STATE[name.removeprefix(start)])
+
+
 def test_storages_are_trimmed(tmp_path: Path) -> None:
     big = torch.zeros(100_000)
     torch.save({"model": {"a": big[:10]}, "optimizer": {"b": big}}, tmp_path / "src.pt")

@@ -122,7 +122,7 @@ def strip(
         Only say what would be done.
     unknown : {"opaque", "error"}
         See `open`. Objects of classes that are not allowed do not matter where
-        they are left out.
+        they are left out. Pickled modules are written as their state dicts.
 
     Returns
     -------

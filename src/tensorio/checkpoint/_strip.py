@@ -16,9 +16,10 @@ from tensorio.checkpoint._choosing import Choice, like, part_of
 from tensorio.checkpoint._watched import write_file
 from tensorio.errors import TensorMismatchError, error_context, escaped
 from tensorio.formats._base import SaveOptions
+from tensorio.modules import is_module, state_dict
 from tensorio.plan import CheckedPlan
 from tensorio.tp._patterns import Pattern
-from tensorio.tree import is_leaf, leaves
+from tensorio.tree import Path, is_leaf, leaves
 
 if TYPE_CHECKING:
     from tensorio.formats._base import Format
@@ -184,8 +185,19 @@ class _Part:
             tree = like(self._tree, [(key, node) for key, node in self._tree.items() if self._keeps(key)])
         kept = set(self.kept)
         paths = [(path, fqn in kept) for fqn, path in checkpoint.paths.items() if path and path[0] in tree]
+        tree, paths = _without_classes(tree, paths, kept)
         tree = part_of(tree, paths, self._choice.only) if not self._choice.everything else tree
         return plan_tree(checkpoint, target, tree, SaveOptions(compact=True, name=name))
+
+
+def _without_classes(tree: Any, paths: list[tuple[Path, bool]], kept: set[str]) -> tuple[Any, list[tuple[Path, bool]]]:
+    """A tree with the state dicts of pickled modules in their places, and the paths in it."""
+    states = {key: state_dict(node) for key, node in tree.items() if is_module(node)}
+    if not states:
+        return tree, paths
+    paths = [(path, wanted) for path, wanted in paths if path[0] not in states]
+    paths += [((key, name), f"{key}.{name}" in kept) for key, state in states.items() for name in state]
+    return like(tree, [(key, states.get(key, node)) for key, node in tree.items()]), paths
 
 
 class _Exactly(Choice):
