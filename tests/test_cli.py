@@ -924,3 +924,33 @@ def test_inspect_of_100000_tensors_stays_readable(tmp_path: Path) -> None:
     assert time.perf_counter() - start < 60  # it takes 3 s
     assert "... and 199,800 more rows" in text or "... and 99,800 more rows" in text
     assert text.count("\n") < 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["convert", "{src}", "{dst}.pt", "--include", "none.*"], "--include 'none.*' fits none of 1 tensors"),
+        (["convert", "{src}", "{dst}.zzz"], "or give --format\n"),
+        (["convert", "{src}", "{dst}", "--max-shard-size", "lots"], "expected --max-shard-size to be a number"),
+        (
+            ["strip", "{src}", "{dst}.pt", "--exclude", "w"],
+            "tensorio: --include and --exclude leave no tensor",
+        ),
+        (["strip", "{src}", "{dst}.zzz"], "or give --format\n"),
+        (
+            ["merge", "{src}", "{src}", "-o", "{dst}.pt", "--on-conflict", "error"],
+            "; --on-conflict 'replace' or 'keep'",
+        ),
+        (["merge", "{src}", "-o", "{dst}.zzz"], "or give --format\n"),
+    ],
+    ids=lambda value: value[0] + value[-1] if isinstance(value, list) else "",
+)
+def test_messages_call_options_what_they_are_called_on_the_command_line(
+    arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    src = tmp_path / "src.safetensors"
+    tensorio.save({"w": np.ones(3)}, src)
+    result = run(*(argument.format(src=src, dst=tmp_path / "dst") for argument in arguments))
+    assert result.exit_code in (1, 2)
+    assert message in result.stderr
+    assert list(tmp_path.iterdir()) == [src]

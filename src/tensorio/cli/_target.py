@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tensorio.cli._text import spelled
+
 if TYPE_CHECKING:
     from tensorio.formats._base import Format
 
@@ -30,4 +32,4 @@ def target_format(target: str, named: str | None, hint: str = "DST") -> Format:
     try:
         return formats.for_target(target, named)
     except ValueError as error:
-        raise click.BadParameter(str(error).replace("format=", "--format"), param_hint=hint) from None
+        raise click.BadParameter(spelled(str(error), "format"), param_hint=hint) from None

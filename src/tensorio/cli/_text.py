@@ -34,6 +34,7 @@ __all__ = [
     "shown",
     "size",
     "some",
+    "spelled",
 ]
 
 NAME_MAX = 240  # characters of a name that are shown
@@ -76,6 +77,15 @@ def _harmless(char: str) -> str:
     if char.isprintable() and bidirectional(char) not in _BACKWARDS:
         return char
     return char.encode("unicode_escape").decode("ascii")
+
+
+def spelled(message: str, *arguments: str) -> str:
+    """Return a message with arguments of a function called what the options of the command are: keep= as --keep."""
+
+    def option(found: re.Match[str]) -> str:
+        return f"--{found[1].replace('_', '-')}{' ' if found[2] else ''}"
+
+    return re.sub(rf"\b({'|'.join(arguments)})=(?=([^\s,;)])?)", option, message)
 
 
 def complain(problem: object) -> None:

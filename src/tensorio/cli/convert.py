@@ -13,8 +13,8 @@ import click
 
 from tensorio.cli._key import key_option
 from tensorio.cli._target import target_format
-from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
-from tensorio.errors import TensorIOError, UnsafePickleError
+from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some, spelled
+from tensorio.errors import TensorIOError
 from tensorio.formats import WRITTEN
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ __all__ = ["command"]
 
 DROPPED_MAX = 20  # names listed of what was dropped
 LABEL_MAX = 30  # columns of a file's name beside its bar
+# Arguments of the function that are options here.
+OPTIONS = ("format", "unknown", "max_shard_size", "include", "exclude", "compact")
 SPEED_NBYTES = 16 << 20  # below that, a speed is noise
 
 
@@ -64,13 +66,11 @@ def command(source: str, target: str, format_: str | None, unknown: str, max_sha
                 source, target, format=format_, include=include or None, exclude=exclude or None, compact=compact,
                 unknown=unknown, max_shard_size=limit, key=key, progress=progress,
             )  # fmt: skip
-    except UnsafePickleError as error:
-        error.message = error.message.replace("unknown='opaque'", "--unknown opaque")  # what it is called here
+    except TensorIOError as error:
+        error.message = spelled(error.message.replace("unknown='opaque'", "unknown=opaque"), *OPTIONS)
         raise
     except ValueError as error:
-        if isinstance(error, TensorIOError):
-            raise
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(spelled(str(error), *OPTIONS)) from None
     console().print(_sheet(target, chosen.NAME, dropped, time.perf_counter() - start))
 
 
@@ -82,8 +82,7 @@ def _shards(target: str, named: str | None, most: str) -> tuple[Format, int]:
     try:
         return shard_target(target, named).format, nbytes_of(most)
     except ValueError as error:
-        text = str(error).replace("max_shard_size=", "--max-shard-size")
-        raise click.BadParameter(text, param_hint="--max-shard-size") from None
+        raise click.BadParameter(spelled(str(error), *OPTIONS), param_hint="--max-shard-size") from None
 
 
 def _sheet(target: str, format_: str, dropped: list[str], seconds: float) -> Sheet:

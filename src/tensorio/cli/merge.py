@@ -11,7 +11,7 @@ import click
 
 from tensorio.cli._key import key_option
 from tensorio.cli._target import target_format
-from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
+from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some, spelled
 from tensorio.errors import TensorIOError
 from tensorio.formats import WRITTEN
 
@@ -22,6 +22,8 @@ __all__ = ["command"]
 
 SCHEMA = 1
 SHOWN_MAX = 20  # names listed of each kind
+# Arguments of the function that are options here.
+OPTIONS = ("on_conflict", "format")
 LABEL_MAX = 30  # columns of a file's name beside its bar
 
 
@@ -59,7 +61,7 @@ def command(
                 rename=lambda name: add_prefix + name.removeprefix(strip_prefix),
             )  # fmt: skip
     except TensorIOError as error:
-        error.message = error.message.replace("on_conflict= ", "--on-conflict ")
+        error.message = spelled(error.message, *OPTIONS)
         raise
     if as_json:
         found = {key: getattr(report, key) for key in ("added", "replaced", "kept", "dropped")}

@@ -11,7 +11,7 @@ import click
 
 from tensorio.cli._key import key_option
 from tensorio.cli._target import target_format
-from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
+from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some, spelled
 from tensorio.errors import TensorIOError
 from tensorio.formats import WRITTEN
 
@@ -23,8 +23,8 @@ __all__ = ["command"]
 SCHEMA = 1
 SHOWN_MAX = 40  # entries listed
 LABEL_MAX = 30  # columns of a file's name beside its bar
-# What the options are called here.
-SPELLINGS = {"keep=": "--keep ", "include=": "--include ", "exclude=": "--exclude "}
+# Arguments of the function that are options here.
+OPTIONS = ("keep", "include", "exclude", "flat", "format")
 
 
 @click.command("strip", short_help="Write the weights of a training checkpoint, without the rest.")
@@ -57,11 +57,10 @@ def command(source: str, target: str, as_json: bool, format_: str | None, includ
             report = tensorio.strip(source, target, include=include or None, exclude=exclude or None, format=format_,
                                     progress=progress, **options)  # fmt: skip
     except TensorIOError as error:
-        for theirs, ours in SPELLINGS.items():
-            error.message = error.message.replace(theirs, ours)
+        error.message = spelled(error.message, *OPTIONS)
         raise
     except ValueError as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(spelled(str(error), *OPTIONS)) from None
     if as_json:
         click.echo(json.dumps(_facts(report, source, target, not options["dry_run"]), indent=1))
     else:
