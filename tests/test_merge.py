@@ -125,3 +125,12 @@ def test_command_merges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "--on-conflict" in capsys.readouterr().err
     assert run(["merge", str(base), str(lora)]) == 2
     assert run(["merge", str(base), str(lora), "-o", "x.zzz"]) == 2
+
+
+def test_prefix_that_no_adapter_has_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, lora = files(tmp_path, BASE, LORA)
+    dst = tmp_path / "out.safetensors"
+    assert run(["merge", str(base), str(lora), "-o", str(dst), "--strip-prefix", "base.model."]) == 1
+    assert f"begins with --strip-prefix 'base.model.'; the first is '{PREFIX}" in capsys.readouterr().err
+    assert not dst.exists()
+    assert run(["merge", str(base), str(base), str(lora), "-o", str(dst), "--strip-prefix", PREFIX]) == 0

@@ -12,7 +12,7 @@ import click
 from tensorio.cli._key import key_option
 from tensorio.cli._target import target_format
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some, spelled
-from tensorio.errors import TensorIOError
+from tensorio.errors import TensorIOError, TensorNotFoundError, escaped
 from tensorio.formats import WRITTEN
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ def command(
     target_format(target, format_, "--output")
     start = time.perf_counter()
     try:
+        if strip_prefix:
+            _require_prefix(adapters, strip_prefix)
         with bar(cut_middle(shown(os.path.basename(target)), LABEL_MAX)) as progress:
             report = tensorio.merge(
                 base, *adapters, dst=target, on_conflict=on_conflict, format=format_, key=key, progress=progress,
@@ -68,6 +70,23 @@ def command(
         click.echo(json.dumps({"schema": SCHEMA, "path": target, "nbytes": report.nbytes, **found}, indent=1))
     else:
         console().print(_sheet(report, target, time.perf_counter() - start))
+
+
+def _require_prefix(adapters: tuple[str, ...], prefix: str) -> None:
+    """Raise if no tensor's name begins so: all would be put beside the base, and nothing in its place."""
+    import tensorio
+
+    first = None
+    for adapter in adapters:
+        with tensorio.open(adapter) as checkpoint:
+            for name in checkpoint:
+                if name.startswith(prefix):
+                    return
+                first = first or name
+    if first is not None:
+        raise TensorNotFoundError(
+            f"no tensor of the adapters begins with --strip-prefix {escaped(prefix)}; the first is {escaped(first)}"
+        )
 
 
 def _sheet(report: Merged, target: str, seconds: float) -> Sheet:
