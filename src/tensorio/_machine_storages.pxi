@@ -143,7 +143,8 @@ cdef class _Storages(_Names):
         if self.maker is not None:
             self.locate(cls, location)
         seen = &self.seen[record]
-        if seen.cls == <void *> cls and seen.numel == numel:
+        # Elements of one type have several classes: 8-bit floats are in an untyped storage, as plain bytes may be.
+        if seen.cls != NULL and (<_Global> seen.cls).dtype == cls.dtype and seen.numel == numel:
             return record
         if seen.cls != NULL and (numel or seen.numel):  # storages without bytes may be of any type
             self.wrong(f"storage {self.shown(key, count)} is mentioned twice, with different types or sizes")

@@ -33,6 +33,7 @@ torch_load, torch_save = torch.serialization.load, torch.serialization.save
 COMPLEX = torch.tensor([1 + 2j, 3 - 4j])
 LARGE = 4 << 20  # elements of float32: many times what the system reads around a page
 BASE = torch.arange(60, dtype=torch.float32)
+BYTES = torch.arange(12, dtype=torch.uint8)
 
 
 def saved(obj: Any, **words: Any) -> bytes:
@@ -86,6 +87,8 @@ PLAIN: dict[str, Callable[[], Any]] = {
         torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64,
         torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)],
     "bits": lambda: [torch.zeros(4, dtype=torch.uint8).view(torch.bits8), torch.zeros(4, dtype=torch.uint16)],
+    "types of one storage": lambda: [BYTES, BYTES.view(torch.float8_e5m2), BYTES[4:8].view(torch.uint16),
+                                     BYTES[2:4].view(torch.float8_e4m3fn), BYTES[:4]],
 }  # fmt: skip
 
 
@@ -105,6 +108,7 @@ class Constructed:
 # What goes to torch's unpickler.
 SPECIAL: dict[str, Callable[[], Any]] = {
     "storage": lambda: [BASE.untyped_storage(), torch.ones(3)],
+    "storage of bytes": lambda: [BYTES.untyped_storage(), BYTES, BYTES.storage()],
     "sparse": lambda: [torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr(), torch.eye(4).to_sparse_bsc((2, 2))],
     "quantized": lambda: [torch.quantize_per_tensor(BASE, 0.5, 3, torch.qint8),
                           torch.quantize_per_channel(BASE.view(6, 10), torch.ones(6), torch.zeros(6), 0, torch.quint8)],
@@ -129,7 +133,7 @@ def way(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("zip", [True, False], ids=["zip", "legacy"])
 @pytest.mark.parametrize("name", PLAIN)
 def test_plain_objects_are_those_of_torch_and_made_here(name: str, zip: bool, tmp_path: Path, way: list[str]) -> None:
-    if not zip and name in ("types", "bits"):
+    if not zip and name in ("types", "bits", "types of one storage"):
         pytest.skip("torch itself can't read its legacy files of such types")
     path = tmp_path / "m.pt"
     path.write_bytes(saved(quietly(PLAIN[name]), _use_new_zipfile_serialization=zip))
@@ -144,7 +148,7 @@ def test_plain_objects_are_those_of_torch_and_made_here(name: str, zip: bool, tm
 def test_special_objects_are_those_of_torch_and_made_by_it(
     name: str, zip: bool, tmp_path: Path, way: list[str]
 ) -> None:
-    if not zip and name in ("storage", "nested"):
+    if not zip and name in ("storage", "storage of bytes", "nested"):
         pytest.skip("torch itself can't read its legacy files of untyped storages and nested tensors")
     path = tmp_path / "m.pt"
     path.write_bytes(saved(quietly(SPECIAL[name]), _use_new_zipfile_serialization=zip))
