@@ -252,7 +252,7 @@ class _Load:
         if is_path(self._f) and isinstance(self._storage, FileStorage):
             return torch_load(self._f, mmap=self._mmap, **words)
         inside = _exact.as_file(self._storage)
-        found = torch_load(inside, **words)
+        found = torch_load(inside, mmap=False, **words)  # whatever the user's settings say of files
         self._storage.used = inside.tell()
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import sys
 import warnings
 from collections.abc import Iterator
@@ -54,6 +55,18 @@ def test_mappings_by_default(make: Any, file: Path) -> None:
     with pytest.raises(ValueError, match="file path"):
         make(io.BytesIO(file.read_bytes()))
     assert torch.equal(make(io.BytesIO(file.read_bytes()), mmap=False)["w"][1:], VALUES[1:])
+
+
+@pytest.mark.usefixtures("mapped")
+@pytest.mark.parametrize("zip", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("make", [torch_load, load], ids=["theirs", "ours"])
+def test_what_torch_makes_of_bytes_in_memory_is_not_mapped(make: Any, zip: bool, file: Path) -> None:
+    torch_save([torch.eye(3).to_sparse()], file, _use_new_zipfile_serialization=zip)
+    for source in (file, io.BytesIO(file.read_bytes())):
+        assert torch.equal(make(source, mmap=False)[0].to_dense(), torch.eye(3))
+    torch_save([torch.nn.ReLU()], file, _use_new_zipfile_serialization=zip)
+    with pytest.raises(pickle.UnpicklingError, match="ReLU"):
+        make(io.BytesIO(file.read_bytes()), mmap=False)
 
 
 def test_no_mapping_by_default_is_shared(file: Path) -> None:
