@@ -55,12 +55,12 @@ def is_complete(tensor: torch.Tensor) -> bool:
     return whole and int(tensor.data_ptr()) == storage_ptr(tensor)
 
 
-def find_shared_tensors(state: State) -> list[set[str]]:
+def find_shared_tensors(state_dict: State) -> list[set[str]]:
     """Return the names of tensors that have memory, in groups of those that overlap in one storage.
 
     Parameters
     ----------
-    state : mapping of str to Tensor
+    state_dict : mapping of str to Tensor
 
     Returns
     -------
@@ -69,25 +69,25 @@ def find_shared_tensors(state: State) -> list[set[str]]:
         tensors are in no group.
     """
     storages: dict[tuple[torch.device, int, int], list[str]] = {}
-    for name, tensor in state.items():
+    for name, tensor in state_dict.items():
         if tensor.device.type == "meta":
             continue
         pointer, size = storage_ptr(tensor), storage_size(tensor)
         if pointer and size:
             storages.setdefault((tensor.device, pointer, size), []).append(name)
-    return filter_shared_not_shared(storages.values(), state)
+    return filter_shared_not_shared(storages.values(), state_dict)
 
 
-def filter_shared_not_shared(groups: Iterable[Iterable[str]], state: State) -> list[set[str]]:
+def filter_shared_not_shared(tensors: Iterable[Iterable[str]], state_dict: State) -> list[set[str]]:
     """Split groups of tensors of one storage each into groups of those that overlap."""
-    return [group for names in groups for group in _overlapping(list(names), state)]
+    return [group for names in tensors for group in _overlapping(list(names), state_dict)]
 
 
-def _overlapping(names: list[str], state: State) -> list[set[str]]:
+def _overlapping(names: list[str], state_dict: State) -> list[set[str]]:
     """Split the tensors of one storage where no byte belongs to both sides."""
     if len(names) == 1:
         return [set(names)]
-    areas = sorted((int(state[name].data_ptr()), end_ptr(state[name]), name) for name in names)
+    areas = sorted((int(state_dict[name].data_ptr()), end_ptr(state_dict[name]), name) for name in names)
     groups: list[set[str]] = []
     reached = -1
     for start, stop, name in areas:
@@ -99,13 +99,13 @@ def _overlapping(names: list[str], state: State) -> list[set[str]]:
 
 
 def remove_duplicate_names(
-    state: State, *, preferred_names: Collection[str] | None = None, discard_names: Iterable[str] | None = None
+    state_dict: State, *, preferred_names: Collection[str] | None = None, discard_names: Iterable[str] | None = None
 ) -> dict[str, list[str]]:
     """Choose one name per group of tensors that overlap.
 
     Parameters
     ----------
-    state : mapping of str to Tensor
+    state_dict : mapping of str to Tensor
     preferred_names : collection of str, optional
         Kept if one of them is complete, before all others.
     discard_names : iterable of str, optional
@@ -123,8 +123,8 @@ def remove_duplicate_names(
     """
     preferred, discard = set(preferred_names or ()), set(discard_names or ())
     removed: dict[str, list[str]] = {}
-    for group in find_shared_tensors(state):
-        complete = {name for name in group if is_complete(state[name])}
+    for group in find_shared_tensors(state_dict):
+        complete = {name for name in group if is_complete(state_dict[name])}
         if not complete:
             raise RuntimeError(
                 "Error while trying to find names to remove to save state dict, but found no suitable name to keep for"

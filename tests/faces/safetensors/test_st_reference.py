@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import random
 import re
@@ -266,3 +268,17 @@ def test_other_things_are_type_errors_as_in_the_reference(arguments: tuple[Any, 
     for module in (safetensors, tensorio.safetensors):
         with pytest.raises(TypeError):
             module.serialize(*arguments)
+
+
+def parameters(function: Any) -> list[tuple[str, Any]]:
+    return [(p.name, p.kind) for p in inspect.signature(function).parameters.values()]
+
+
+@pytest.mark.parametrize("module", ["", ".numpy", ".torch"])
+def test_arguments_have_the_names_of_the_reference(module: str) -> None:
+    if module == ".torch":
+        pytest.importorskip("torch")
+    theirs, ours = (importlib.import_module(root + module) for root in ("safetensors", "tensorio.safetensors"))
+    for name, function in vars(theirs).items():
+        if inspect.isfunction(function) and function.__module__ == theirs.__name__:
+            assert (name, parameters(getattr(ours, name))) == (name, parameters(function))
