@@ -150,7 +150,10 @@ cdef class _Tensors(_Storages):
     @cython.final
     cdef int dtype_v3(self, _StorageRef ref, object dtype, tio_row *row) except -1:
         if self.maker is not None:
-            known = self.maker.dtypes.get(dtype)
+            try:
+                known = self.maker.dtypes.get(dtype)
+            except TypeError:  # it has no hash
+                self.expected("a dtype", dtype)
             if known is None:
                 raise _NotPlain("a tensor of some other type")
             row.dtype = known.code

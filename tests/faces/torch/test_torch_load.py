@@ -581,6 +581,23 @@ def with_pickle(data: bytes) -> bytes:
     return out.getvalue()
 
 
+class OfSomeType:
+    """Saved as a tensor whose type is anything."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
+
+    def __reduce__(self) -> Any:
+        arguments = (BYTES.untyped_storage(), 0, (3,), (1,), False, OrderedDict(), self.dtype)
+        return torch._utils._rebuild_tensor_v3, arguments
+
+
+@pytest.mark.parametrize("dtype", [{}, [], OrderedDict(), ([],), {1}], ids=repr)
+def test_a_type_that_is_none_and_has_no_hash(dtype: Any) -> None:
+    with pytest.raises(tensorio.FormatError, match="expected a dtype"):
+        load(io.BytesIO(saved(OfSomeType(dtype))))
+
+
 def test_a_name_of_a_whole_book_is_refused_here() -> None:
     with pytest.raises(tensorio.UnsafePickleError):
         load(with_pickle(b"\x80\2c" + b"m" * 100_000 + b"\nprint\nX\1\0\0\0x\x85R."))
