@@ -227,6 +227,7 @@ def recover(
     unknown: str = "error",
     allow: Iterable[type] = (),
     encoding: str | None = None,
+    key: Any = None,
     durable: bool = True,
     progress: Progress | None = None,
 ) -> Recovery:
@@ -247,6 +248,10 @@ def recover(
         tensors called ``data/0``, ``data/1``, ..., as the file's records are.
     keep_damaged : bool
         Save tensors whose bytes are all there, but wrong by their checksum.
+    key
+        See `open`. A tensor with bytes in a chunk that is gone or changed is
+        lost; of a file that is encrypted as a whole, places are those before
+        encryption. What is written is not encrypted.
     progress : callable, optional
         Called as ``progress(done, total)`` in bytes, of what is looked at and
         then of what is written.
@@ -267,9 +272,9 @@ def recover(
     Notes
     -----
     Reads all of the file. Time is linear in its size whatever is in it; memory
-    is that of `convert`.
+    is that of `convert`; of a file that is encrypted as a whole, all of it is decrypted into memory.
     """
-    options = OpenOptions(**reading_options(False, unknown, allow, False, encoding))
+    options = OpenOptions(**reading_options(False, unknown, allow, False, encoding, key))
     return recover_file(
         src, dst, format=format, raw=raw, keep_damaged=keep_damaged, options=options, durable=durable, progress=progress
     )

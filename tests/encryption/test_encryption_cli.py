@@ -84,6 +84,7 @@ def test_other_commands_take_the_key(tool: Any, model: Path, key: str, tmp_path:
 COMMANDS = {
     "merge": ["merge", "E", "E", "-o", "DST.safetensors"],
     "strip": ["strip", "E", "DST.safetensors"],
+    "recover": ["recover", "E", "DST.safetensors"],
     "shard": ["shard", "E", "DST", "--tp", "2", "--rules", "RULES"],
     "unshard": ["shard", "--merge", "RANKS", "DST.safetensors"],
 }

@@ -110,7 +110,7 @@ SIGNATURES = {
     "strip": "src, dst, *, keep=None, include=None, exclude=None, flat=False, format=None, dry_run=False, "
              "unknown='opaque', allow=(), key=None, durable=True, progress=None",
     "recover": "src, dst, *, format=None, raw=False, keep_damaged=False, unknown='error', allow=(), encoding=None, "
-               "durable=True, progress=None",
+               "key=None, durable=True, progress=None",
     "verify": "path, *, manifest=None, require=False, key=None, progress=None",
     "write_manifest": "path, *, durable=True, progress=None",
     "encrypt": "src, dst, *, key, key_id='', tensors=None, clear=None, chunk_size=1048576, old_key=None, durable=True, "

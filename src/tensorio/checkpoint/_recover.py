@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorio import formats
 from tensorio.checkpoint._checkpoint import Checkpoint, NamedTable
-from tensorio.checkpoint._remains import Choices, Remains, remains
+from tensorio.checkpoint._remains import NO_CHECKSUMS, Choices, Remains, remains
 from tensorio.checkpoint._watched import write_file
 from tensorio.checkpoint._without import without
-from tensorio.errors import HeaderError, TensorIOError, UnsupportedError, error_context, escaped
+from tensorio.encryption._header import is_encrypted
+from tensorio.encryption._opening import NOT_ENCRYPTED, head_of
+from tensorio.encryption._salvage import Hole, Salvaged, salvaged, salvaged_tensors
+from tensorio.errors import DecryptionError, HeaderError, TensorIOError, UnsupportedError, error_context, escaped
+from tensorio.formats import safetensors
 from tensorio.formats._base import OpenOptions
 from tensorio.formats._salvage_parts import State
 from tensorio.storage.files import FileStorage
@@ -115,17 +119,53 @@ def recover_file(source: Any, target: Any, *, format: str | None, raw: bool, kee
     try:
         with error_context(path=name):
             nbytes = storage.nbytes
-            left = remains(storage, name, Choices(options, raw, keep_damaged), lambda at: show(at, 2 * nbytes))
+            plain = _plain(storage, options)
+            choices = Choices(replace(options, key=None), raw, keep_damaged)
+            left = remains(plain.storage, name, choices, lambda at: show(at, 2 * nbytes))
+            if options.key is not None:
+                left = _decrypted(left, options) if plain.storage is storage else _by_tags(left, plain.holes)
             report = _Fates(left, keep_damaged)
             checkpoint = Checkpoint(report.pruned(), None, name, {})
             plan, dropped = _plan(checkpoint, chosen, formats.target_name(target))
-            healthy = not report.lost and not report.damaged and _opens(storage, name)
+            healthy = plain.whole and not report.lost and not report.damaged and _opens(plain.storage, name)
             if isinstance(storage, FileStorage):
                 storage.check_unchanged()
         write_file(plan, target, durable=durable, progress=lambda done, total: show(nbytes + done, nbytes + total))
     finally:
         storage.close()
     return report.recovery(name, healthy, dropped)
+
+
+def _plain(storage: Storage, options: OpenOptions) -> Salvaged:
+    """What is to be looked at of a file: all of it, or what can be decrypted."""
+    if options.key is not None and is_encrypted(head_of(storage)):
+        return salvaged(storage, options.key)
+    if options.key is not None and not safetensors.recognises(head_of(storage), storage):
+        raise DecryptionError(NOT_ENCRYPTED)
+    return Salvaged(storage, [], True)
+
+
+def _decrypted(left: Remains, options: OpenOptions) -> Remains:
+    """Decrypt tensors that are encrypted by themselves."""
+    wrong = salvaged_tensors(left.opened, options)
+    pieces = list(left.pieces)
+    for name, i in zip(left.opened.table.names, left.piece_of, strict=True):
+        if name in wrong and pieces[i].whole:
+            pieces[i] = pieces[i]._replace(state=State.CUT if wrong[name] else State.PROVEN, why=wrong[name])
+    return left._replace(pieces=pieces)
+
+
+def _by_tags(left: Remains, holes: list[Hole]) -> Remains:
+    """Judge what was encrypted by its tags: what has a part in a hole is gone, and the rest is as it was."""
+    pieces = []
+    for piece in left.pieces:
+        hole = next((h for h in holes if h.begin < piece.start + piece.compressed and piece.start < h.end), None)
+        if hole is not None and piece.start >= 0 and piece.compressed:
+            piece = piece._replace(state=State.CUT, why=hole.why)
+        elif piece.why == NO_CHECKSUMS:
+            piece = piece._replace(state=State.PROVEN, why="")
+        pieces.append(piece)
+    return left._replace(pieces=pieces)
 
 
 def _require_another(source: object, target: object) -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int], object]
 
-__all__ = ["Choices", "Remains", "remains"]
+__all__ = ["NO_CHECKSUMS", "Choices", "Remains", "remains"]
 
 HEAD = 4096  # bytes that tell the format
 MAX_PICKLE = 64 << 20  # bytes that a deflated pickle may unpack to

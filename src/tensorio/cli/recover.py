@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tensorio.cli._key import key_option
 from tensorio.cli._target import target_format
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, printable, shown, size, some
 from tensorio.errors import TensorIOError
@@ -36,10 +37,11 @@ SPELLINGS = {"unknown='opaque'": "--unknown opaque", "raw=True": "--raw"}
 @click.option("--keep-damaged", is_flag=True, help="Save tensors whose checksum is wrong, too.")
 @click.option("--unknown", type=click.Choice(("error", "opaque")), default="error", show_default=True,
               help="Objects of classes that are not harmless: refuse the file, or keep them as data.")  # fmt: skip
+@key_option(help="Where the key of SRC is, if it is encrypted; DST is not.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @click.pass_context
 def command(ctx: click.Context, source: str, target: str, format_: str | None, raw: bool, keep_damaged: bool,
-            unknown: str, as_json: bool) -> None:  # fmt: skip
+            unknown: str, as_json: bool, key: Any) -> None:  # fmt: skip
     """Save every tensor of SRC that is whole to DST, and say what is lost.
 
     SRC is a .pt that was cut off or has holes (its directory may be gone), or a
@@ -61,7 +63,7 @@ def command(ctx: click.Context, source: str, target: str, format_: str | None, r
     try:
         with bar(cut_middle(shown(os.path.basename(source)), LABEL_MAX)) as progress:
             report = tensorio.recover(source, target, format=format_, raw=raw, keep_damaged=keep_damaged,
-                                      unknown=unknown, progress=progress)  # fmt: skip
+                                      unknown=unknown, key=key, progress=progress)  # fmt: skip
     except TensorIOError as error:
         for theirs, ours in SPELLINGS.items():
             error.message = error.message.replace(theirs, ours)
