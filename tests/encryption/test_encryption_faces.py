@@ -38,7 +38,6 @@ def chosen(tmp_path: Path) -> Path:
     tensorio.load,
     tensorio.open,
     tensorio.verify,
-    tensorio.torch.load,
     tensorio.publish,
     lambda path: tensorio.convert(path, f"{path}.safetensors"),
     lambda path: tensorio.recover(path, f"{path}.safetensors"),
@@ -51,10 +50,64 @@ def test_whole_files_are_refused_and_the_message_says_how_to_read_them(act: Call
     assert [p.name for p in whole.parent.iterdir()] == ["m.pt"]
 
 
+FACES: dict[str, Callable[[Path], Any]] = {
+    "torch.load": lambda path: tensorio.torch.load(path),
+    "torch.load_file": lambda path: tensorio.torch.load_file(path),
+    "safetensors.load_file": lambda path: tensorio.safetensors.numpy.load_file(path),
+    "safetensors.load": lambda path: tensorio.safetensors.numpy.load(path.read_bytes()),
+    "safetensors.safe_open": lambda path: tensorio.safetensors.safe_open(path, "np"),
+}
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_faces_of_others_say_which_functions_take_the_key(face: str, whole: Path) -> None:
+    tensorio.encrypt(whole, whole, key=KEY, old_key=KEY, key_id="mine")
+    with pytest.raises(tensorio.DecryptionError) as caught:
+        FACES[face](whole)
+    text = str(caught.value)
+    assert "the file is encrypted: expected the key called 'mine' to read it with" in text
+    assert (
+        "as key= of tensorio.load, or of tensorio.decrypt, which writes it as it was; this function takes none" in text
+    )
+    assert caught.value.key_id == "mine"
+    if face.startswith("safetensors"):
+        assert isinstance(caught.value, tensorio.safetensors.SafetensorError)
+
+
+@pytest.mark.parametrize("face", ["torch.load", "torch.load_file"])
+def test_torch_tensors_are_not_made_of_what_is_encrypted(face: str, chosen: Path) -> None:
+    with pytest.raises(tensorio.DecryptionError, match=r"the tensor is encrypted.*this function takes none.*'a'"):
+        FACES[face](chosen)
+
+
+def test_steps_of_a_training_run(tmp_path: Path) -> None:
+    """They are saved as they are, and a folder of one that was encrypted is no damage."""
+    with pytest.raises(tensorio.UnsupportedError, match="steps are not encrypted as they are saved"):
+        tensorio.CheckpointManager(tmp_path / "run", key=KEY)
+    with tensorio.CheckpointManager(tmp_path / "run") as manager:
+        with pytest.raises(tensorio.UnsupportedError, match="steps are not encrypted as they are saved"):
+            manager.save(1, TENSORS, key=KEY)
+        assert manager.steps() == []
+        manager.save(1, TENSORS)
+        (tmp_path / "kept").mkdir()
+        tensorio.encrypt(manager.path(1), tmp_path / "kept" / "step-00000001", key=KEY)
+    with tensorio.CheckpointManager(tmp_path / "kept") as manager:
+        with pytest.raises(tensorio.DecryptionError, match="encrypted after it was saved: decrypt its folder"):
+            manager.restore(1, key=KEY)
+        got = tensorio.load(tmp_path / "kept" / "step-00000001" / "checkpoint.pt", key=KEY)
+        assert np.array_equal(got["a"], TENSORS["a"])
+    (tmp_path / "back").mkdir()
+    tensorio.decrypt(tmp_path / "kept" / "step-00000001", tmp_path / "back" / "step-00000001", key=KEY)
+    with tensorio.CheckpointManager(tmp_path / "back") as manager:
+        restored = manager.restore()
+        assert restored is not None
+        assert np.array_equal(restored.value["a"], TENSORS["a"])
+
+
 def test_scan_says_that_it_can_not_look_inside(whole: Path) -> None:
     report = tensorio.scan(whole)
     assert report.verdict == "unknown"
-    assert "an encrypted file" in str(report.findings)
+    assert "an encrypted file (decrypt it, and scan that): can't look inside" in str(report.findings)
 
 
 def test_safetensors_shows_what_the_reference_shows(chosen: Path) -> None:

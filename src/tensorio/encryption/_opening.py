@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from tensorio.formats._base import OpenOptions
     from tensorio.storage.base import Storage
 
-__all__ = ["HEADER_KEY", "LIST_KEY", "NOT_ENCRYPTED", "decrypted", "has_encrypted", "head_of", "refuse_without_key",
-           "unlocked"]  # fmt: skip
+__all__ = ["HEADER_KEY", "HOW", "LIST_KEY", "NOT_ENCRYPTED", "decrypted", "has_encrypted", "head_of",
+           "refuse_without_key", "unlocked", "without_argument"]  # fmt: skip
 
 # Notes of a file with encrypted tensors, see `tensorio.encryption._tensors`.
 HEADER_KEY = "tensorio.encryption"
@@ -24,6 +24,16 @@ LIST_KEY = "tensorio.encryption.tensors"
 NOT_ENCRYPTED = (
     "key= was given, but nothing in the file is encrypted: it may have been replaced; open it without key= (or --key)"
 )
+
+
+# Where the key goes, at the end of messages; and where in a program that reads by functions that take none.
+HOW = "as key= (or --key)"
+_ELSEWHERE = "as key= of tensorio.load, or of tensorio.decrypt, which writes it as it was; this function takes none"
+
+
+def without_argument(message: str) -> str:
+    """Return a message for callers of a function that has no ``key=``."""
+    return message.replace(HOW, _ELSEWHERE)
 
 
 def head_of(storage: Storage, nbytes: int = HEADER) -> bytes:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tensorio.encryption._ahead import in_order
 from tensorio.encryption._chunks import RUN, Chunks
+from tensorio.encryption._opening import HOW
 from tensorio.errors import DecryptionError, FormatError, TensorIOError, escaped
 from tensorio.storage.base import Storage
 from tensorio.storage.files import FileStorage
@@ -238,9 +239,12 @@ class LockedStorage(Storage):
 
     ahead = True
 
-    def __init__(self, nbytes: int, name: str, key_id: str, source: tuple[Storage, int, int]) -> None:
+    def __init__(
+        self, nbytes: int, name: str, key_id: str, source: tuple[Storage, int, int], *, writable: bool = False
+    ) -> None:
         super().__init__()
         self.nbytes = nbytes
+        self.writable = writable
         self._source = source
         self._name = name
         self._key_id = key_id
@@ -253,6 +257,12 @@ class LockedStorage(Storage):
 
     def view_for(self, offset: int, nbytes: int) -> memoryview:
         return self.view()
+
+    def lease(self) -> Lease:
+        raise without_key("the tensor", self._key_id, self._name)
+
+    def lease_for(self, offset: int, nbytes: int) -> Lease:
+        return self.lease()
 
     def read_ahead(self, offset: int, nbytes: int) -> None:
         self.view()
@@ -271,7 +281,7 @@ def _scratch(use: str, nbytes: int) -> memoryview:
 def without_key(what: str, key_id: str, record: str | None = None) -> DecryptionError:
     """Return the error for something that nobody gave the key for."""
     key = f"the key called {escaped(key_id)}" if key_id else "a key"
-    how = "'env:NAME', 'file:PATH' or its 32 bytes, as key= (or --key)"
+    how = f"'env:NAME', 'file:PATH' or its 32 bytes, {HOW}"
     return DecryptionError(f"{what} is encrypted: expected {key} to read it with: {how}", record=record, key_id=key_id)
 
 

@@ -172,7 +172,7 @@ def _storage(
         raise HeaderError(f"encrypted: expected {want} bytes of uint8, found {found}", record=name)
     start = info.chunks[0].extent.offset
     if secrets is None:
-        return LockedStorage(original.nbytes, name, header.key_id, (file, start, want))
+        return LockedStorage(original.nbytes, name, header.key_id, (file, start, want), writable=writable)
     chunks = Chunks(header, partial(tensor_secrets, secrets, name), original.nbytes, start, name)
     return DecryptedStorage(file, start, chunks, writable=writable, owner=False)
 

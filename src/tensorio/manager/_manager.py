@@ -56,6 +56,11 @@ class CheckpointManager(StepReader):
     **options
         Of `tensorio.save`, for every save: ``max_shard_size=``, ``compact=``, ...
 
+    Raises
+    ------
+    UnsupportedError
+        With ``key=``: steps are not encrypted.
+
     Notes
     -----
     A step is a folder ``step-00001000`` with the files and ``step.json``, which has
@@ -81,6 +86,7 @@ class CheckpointManager(StepReader):
         durable: bool = True,
         **options: Any,
     ) -> None:
+        _refuse_key(options)
         place = os.fspath(folder)
         self._policy = Policy(keep, every, Best(*best) if isinstance(best, tuple) else best)
         remote = "://" in place
@@ -161,6 +167,7 @@ class CheckpointManager(StepReader):
         See `tensorio.save`.
         """
         options = {**self._options, **options}
+        _refuse_key(options)
         if options.get("base") is not None:
             raise UnsupportedError(
                 "base= is for files of one folder, and each step has its own; leave it out, or use tensorio.save"
@@ -355,6 +362,14 @@ def _format_of(suffix: str) -> str:
             f"expected format= to be the suffix of a format that can be written ({known}), found {suffix!r}"
         )
     return chosen
+
+
+def _refuse_key(options: Mapping[str, Any]) -> None:
+    if "key" in options:
+        raise UnsupportedError(
+            "key=: steps are not encrypted as they are saved; save to a filesystem that is encrypted, or encrypt what "
+            "is to be kept elsewhere: tensorio.encrypt(manager.path(step), folder, key=key)"
+        )
 
 
 def _checked(step: int) -> int:

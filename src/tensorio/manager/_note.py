@@ -23,7 +23,9 @@ from typing import Any
 
 from tensorio import _core
 from tensorio._version import __version__
-from tensorio.errors import ChecksumError, HeaderError, TruncatedError, error_context, escaped
+from tensorio.encryption._header import is_encrypted
+from tensorio.encryption._opening import head_of
+from tensorio.errors import ChecksumError, DecryptionError, HeaderError, TruncatedError, error_context, escaped
 from tensorio.formats._strict_json import parse
 from tensorio.plan import FlatPlan, Payloads
 from tensorio.storage.base import Storage
@@ -244,6 +246,8 @@ def check_files(folder: str, info: StepInfo, *, deep: bool) -> None:
         path = os.path.join(folder, file.name)
         nbytes = os.stat(path).st_size
         if nbytes != file.nbytes:
+            if os.path.isfile(path):
+                _refuse_encrypted(path)
             raise TruncatedError(f"expected {file.nbytes} bytes, found {nbytes}", path=path)
     if not deep:
         return
@@ -257,6 +261,16 @@ def check_files(folder: str, info: StepInfo, *, deep: bool) -> None:
             )  # fmt: skip
         if digest != file.sha256:
             raise ChecksumError(f"SHA-256 of the file: expected {file.sha256}, found {digest}", path=path)
+
+
+def _refuse_encrypted(path: str) -> None:
+    """Raise if a file was encrypted since it was noted; it is not damaged."""
+    storage, _, _ = open_storage(path, local=True)
+    with closing(storage):
+        if is_encrypted(head_of(storage)):
+            raise DecryptionError(
+                "the step was encrypted after it was saved: decrypt its folder, and restore from that", path=path
+            )
 
 
 def _sums(path: str, sha256: bool) -> tuple[int, int, str | None]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from tensorio.encryption._opening import without_argument
 from tensorio.errors import (
+    DecryptionError,
     FormatError,
     HeaderError,
     LimitError,
@@ -55,6 +57,10 @@ class SafetensorTruncatedError(SafetensorError, TruncatedError):
     """The file ends too early."""
 
 
+class SafetensorDecryptionError(SafetensorError, DecryptionError):
+    """The file is encrypted."""
+
+
 class SafetensorLimitError(SafetensorError, LimitError):
     """The file asks for more than a stated limit."""
 
@@ -78,6 +84,7 @@ class SafetensorIndexError(SafetensorError, IndexError):
 _KINDS: tuple[tuple[type[TensorIOError], type[SafetensorError]], ...] = (
     (TruncatedError, SafetensorTruncatedError),
     (LimitError, SafetensorLimitError),
+    (DecryptionError, SafetensorDecryptionError),
     (FormatError, SafetensorHeaderError),
     (TensorMismatchError, SafetensorMismatchError),
     (UnsupportedError, SafetensorUnsupportedError),
@@ -128,7 +135,10 @@ def explained(error: TensorIOError, doing: str) -> SafetensorError:
 def translated(error: TensorIOError, message: str) -> SafetensorError:
     """Return an error of ours as this face's, with another message and the same place."""
     kind = next((ours for theirs, ours in _KINDS if isinstance(error, theirs)), SafetensorError)
-    return kind(message, path=error.path, record=error.record, offset=error.offset)
+    out = kind(without_argument(message), path=error.path, record=error.record, offset=error.offset)
+    if isinstance(error, DecryptionError) and isinstance(out, DecryptionError):
+        out.key_id = error.key_id
+    return out
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from tensorio import _host
 from tensorio.checkpoint._loading import settle
 from tensorio.dtypes import DTYPES
-from tensorio.errors import TruncatedError, UnsupportedError
+from tensorio.encryption._opening import refuse_without_key
+from tensorio.errors import FormatError, TruncatedError, UnsupportedError
 from tensorio.formats import safetensors as _format
 from tensorio.formats._base import OpenOptions
 from tensorio.safetensors._errors import LOADING, OPENING, rejected, translated
@@ -59,7 +60,11 @@ class File:
 
     def __init__(self, storage: Storage, name: str, path: str | None) -> None:
         self.storage, self.name, self.path = storage, name, path
-        self.opened = _format.open_stored(storage, OpenOptions())
+        try:
+            self.opened = _format.open_stored(storage, OpenOptions())
+        except FormatError:
+            refuse_without_key(storage)  # what it begins with is no length
+            raise
         self.table = self.opened.table
         self.metadata = self.opened.metadata
         self.index = self.table.index

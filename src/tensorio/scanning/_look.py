@@ -29,7 +29,7 @@ _SEALED: tuple[tuple[bytes, str], ...] = (
     (b"\x04\x22\x4d\x18", "lz4 data"),
     (b"MSCF\0\0\0\0", "a cabinet archive"),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
-    (MAGIC[:-1], "an encrypted file"),
+    (MAGIC[:-1], "an encrypted file (decrypt it, and scan that)"),
 )
 # What holds no pickle, by its first bytes.
 _PLAIN: tuple[tuple[bytes, str], ...] = (

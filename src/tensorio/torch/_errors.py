@@ -11,6 +11,7 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tensorio.encryption._opening import without_argument
 from tensorio.errors import TensorIOError, error_context
 from tensorio.torch._words import with_words
 
@@ -36,7 +37,7 @@ def torch_errors(path: str | None = None) -> Iterator[None]:
 def _as_torch(error: TensorIOError) -> LoadError:
     made = _class(type(error)).__new__(_class(type(error)), *error.args)
     made.__dict__.update(error.__dict__)
-    made.message = with_words(error.message)
+    made.message = without_argument(with_words(error.message))
     return made
 
 
