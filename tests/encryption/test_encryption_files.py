@@ -365,6 +365,15 @@ def test_index_that_is_encrypted_is_told_from_damage(folder: Path, tmp_path: Pat
             tensorio.open(tmp_path / "e", key=key)
 
 
+def test_file_that_is_encrypted_already_is_not_copied_unless_its_key_is_given(folder: Path, tmp_path: Path) -> None:
+    """It would stay with its old key, without a word."""
+    tensorio.encrypt(UNKNOWN, folder / "config.json", key=OTHER)
+    with pytest.raises(tensorio.DecryptionError, match="encrypted already") as caught:
+        tensorio.encrypt(folder, tmp_path / "e", key=KEY)
+    assert caught.value.path == str(folder / "config.json")
+    assert not (tmp_path / "e").exists()
+
+
 def test_clear_is_for_folders(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="clear= is for folders"):
         tensorio.encrypt(model, tmp_path / "e", key=KEY, clear="*.json")

@@ -46,8 +46,8 @@ def encrypt(source: str, target: str, tensors: tuple[str, ...], clear: tuple[str
 
     DST may be SRC, and appears whole or not at all. With file:, the key is a file
     of 32 bytes or of one line of text; with env:, a variable with such text: 64
-    hexadecimal digits, or 44 characters of base64. The same option of inspect,
-    verify, convert and decrypt reads what was encrypted.
+    hexadecimal digits, or 44 characters of base64. The same option of decrypt,
+    inspect, verify, convert and others reads what was encrypted.
     """  # noqa: D301  (click wants the backspace itself)
     _run("encrypt", source, target, tensors=tensors or None, clear=clear or None, **options)
 
