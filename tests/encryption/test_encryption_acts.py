@@ -146,8 +146,9 @@ def test_files_of_ranks_are_put_together_and_viewed(files: Path, tmp_path: Path)
 
 def test_published_from_a_path(files: Path, tmp_path: Path) -> None:
     path = tmp_path / "e" / "base.safetensors"
-    with pytest.raises(DecryptionError, match="expected a key"):
+    with pytest.raises(DecryptionError, match="expected a key") as caught:
         tensorio.publish(path)
+    assert caught.value.path == str(path)
     with tensorio.publish(path, key=KEY) as publication, publication.open() as shared:
         assert publication.kind == "memory"
         for name, array in TENSORS.items():

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tensorio.checkpoint._checkpoint import Checkpoint
-from tensorio.errors import NameTakenError, NotPublishedError, PublicationError, escaped
+from tensorio.errors import NameTakenError, NotPublishedError, PublicationError, error_context, escaped
 from tensorio.sharing._layout import Layout, laid_out, opened
 from tensorio.sharing._manifest import FILE, KEPT, MEMORY, Manifest, read_manifest
 from tensorio.sharing._publication import Publication, hold, let_go
@@ -161,9 +161,10 @@ def _kept_by(registry: Registry, name: str) -> str | None:
 def _built(source: Any, name: str | None, registry: Registry | None, how: How) -> Publication:
     checkpoint, ours = opened(source, how.format, how.options)
     try:
-        layout = laid_out(source, checkpoint, dequantize=how.dequantize, anew=how.huge_pages)
-        if layout.plan is not None:
-            return _proven(_in_memory(layout, name, registry, how))
+        with error_context(path=None if checkpoint is None else checkpoint._name):
+            layout = laid_out(source, checkpoint, dequantize=how.dequantize, anew=how.huge_pages)
+            if layout.plan is not None:
+                return _proven(_in_memory(layout, name, registry, how))
         assert checkpoint is not None
         file = checkpoint._opened.storages[0]
         assert isinstance(file, FileStorage)
