@@ -1,8 +1,8 @@
 """A filesystem of one file, over the kernel's FUSE protocol: a disk where every request has its price.
 
-``python fusefile.py FILE MOUNTPOINT LOG SECONDS`` serves FILE as ``MOUNTPOINT/FILE's name``, read-only, each read after
-a wait of so many seconds, and writes offset and size of each to LOG, until the mount is taken away. The numbers are
-those of ``include/uapi/linux/fuse.h``.
+``python fusefile.py FILE MOUNTPOINT LOG SECONDS [BAD]`` serves FILE as ``MOUNTPOINT/FILE's name``, read-only, each
+read after a wait of so many seconds, and writes offset and size of each to LOG, until the mount is taken away. Reads
+with byte BAD in them fail with EIO. The numbers are those of ``include/uapi/linux/fuse.h``.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def number(size: int, *values: int) -> bytes:
 class Server:
     """Answers requests of the kernel."""
 
-    def __init__(self, fd: int, path: Path, log: Path, wait: float) -> None:
-        self.fd, self.path, self.wait = fd, path, wait
+    def __init__(self, fd: int, path: Path, log: Path, wait: float, bad: int = -1) -> None:
+        self.fd, self.path, self.wait, self.bad = fd, path, wait, bad
         self.file = os.open(path, os.O_RDONLY)
         self.log = log.open("a", buffering=1)
 
@@ -64,6 +64,8 @@ class Server:
             offset, size = int.from_bytes(body[8:16], "little"), int.from_bytes(body[16:20], "little")
             self.log.write(f"{offset} {size}\n")
             time.sleep(self.wait)
+            if offset <= self.bad < offset + size:
+                return errno.EIO
             return os.pread(self.file, size, offset)
         if code in (RELEASE, FLUSH, DESTROY):
             return b""
@@ -84,14 +86,14 @@ class Server:
                 os.write(self.fd, number(4, ANSWER + len(data), error) + unique + data)
 
 
-def serve(path: Path, mountpoint: Path, log: Path, wait: float) -> None:
+def serve(path: Path, mountpoint: Path, log: Path, wait: float, bad: int) -> None:
     fd = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={fd},rootmode=40000,user_id=0,group_id=0"
     libc = ctypes.CDLL(None, use_errno=True)
     nosuid_nodev = 2 | 4
     if libc.mount(b"onefile", os.fsencode(mountpoint), b"fuse.onefile", nosuid_nodev, options.encode()):
         sys.exit(f"can't mount: {os.strerror(ctypes.get_errno())}")
-    server = Server(fd, path, log, wait)
+    server = Server(fd, path, log, wait, bad)
     threads = [threading.Thread(target=server.run, daemon=True) for _ in range(THREADS)]
     for thread in threads:
         thread.start()
@@ -101,12 +103,12 @@ def serve(path: Path, mountpoint: Path, log: Path, wait: float) -> None:
 
 
 @contextlib.contextmanager
-def served(path: Path, folder: Path, wait: float) -> Iterator[tuple[Path, Path] | None]:
+def served(path: Path, folder: Path, wait: float, bad: int = -1) -> Iterator[tuple[Path, Path] | None]:
     """Serve a file by a process of its own: where it is then, and the log of reads; None if that can't be done here."""
     mountpoint, log = folder / "mount", folder / "log"
     mountpoint.mkdir()
     log.touch()
-    command = [sys.executable, __file__, str(path), str(mountpoint), str(log), str(wait)]
+    command = [sys.executable, __file__, str(path), str(mountpoint), str(log), str(wait), str(bad)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
@@ -119,4 +121,4 @@ def served(path: Path, folder: Path, wait: float) -> Iterator[tuple[Path, Path] 
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4]))
+    serve(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4]), int((*sys.argv, "-1")[5]))

@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import fusefile
 import tensorio
+from tensorio.checkpoint import _checks
 from tensorio.checkpoint._checks import PART
 from tensorio.checkpoint._sums import write_sums
 from tensorio.cli import cli
@@ -377,6 +379,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], None]:
         bad.setdefault((path.stat().st_dev, path.stat().st_ino), []).append(offset)
 
     monkeypatch.setattr(os, "preadv", failing)
+    monkeypatch.setattr(_checks, "_is_here", lambda *arguments: False)  # as it is where the disk fails
     return damage
 
 
@@ -415,6 +418,30 @@ def repacked(path: Path) -> tuple[Path, dict[str, tuple[int, int]]]:
         infos = [new.getinfo(f"m/data/{i}") for i in range(3)]
         places = [(i.header_offset + 30 + len(i.filename), i.compress_size) for i in infos]
     return packed, dict(zip("abc", places, strict=True))
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_disk_that_fails(tmp_path: Path, suffix: str) -> None:
+    """A real one, as far as the kernel knows: looking at a mapping of it would end the process."""
+    path = tmp_path / f"m{suffix}"
+    arrays = {fqn: np.random.default_rng(i).integers(0, 99, 3 << 20, dtype=np.uint8) for i, fqn in enumerate("abc")}
+    tensorio.save(arrays, path, digests=suffix != ".pt")
+    at = extent(path, "b")[0] + (1 << 20) + 17
+    flip(path, extent(path, "c")[0] + 5)
+    with fusefile.served(path, tmp_path, 0, at) as found:
+        if found is None:
+            pytest.skip("no FUSE here, or not for this user")
+        script = f"""
+import tensorio
+for problem in tensorio.verify({str(found[0])!r}).problems:
+    print(type(problem.__cause__).__name__, *problem.tensors, problem.offset, problem.nbytes)
+"""
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done
+    (unread, changed) = sorted((line.split() for line in done.stdout.splitlines()), key=lambda fields: fields[1])
+    assert unread[:2] == ["OSError", "b"]
+    assert int(unread[2]) // 4096 == at // 4096
+    assert changed[:2] == ["NoneType", "c"]
 
 
 @pytest.mark.parametrize("kind", ["digests", "manifest"])

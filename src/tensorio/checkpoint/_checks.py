@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from tensorio import _core
+from tensorio import _core, _host
 from tensorio.errors import HeaderError, TensorIOError, TruncatedError, error_context
 from tensorio.formats._zip import Inflation
+from tensorio.storage.base import MemoryStorage
 from tensorio.storage.files import FileStorage
 from tensorio.storage.ranges import place_of
 from tensorio.storage.reading import PAGE, in_threads, pread_full, readers, unreadable
+from tensorio.system import paging
 
 if TYPE_CHECKING:
     from tensorio.formats._base import StoredRecord
@@ -27,7 +30,7 @@ __all__ = ["Work", "crc_jobs", "pieces_of", "sha256_of"]
 PART = 32 << 20
 # Up to this many bytes, a record that is in memory is looked at in one piece.
 SMALL = 64 << 10
-# Bytes of a file that are read at a time: they fit the cache. And that are asked for ahead, where a server is slow.
+# Bytes of a file that are read at a time: they fit the cache. And that are brought into memory at a time.
 PIECE, WINDOW = 512 << 10, 8 << 20
 # Bytes of small records that make one task, and what a record costs beside its bytes, in bytes checked in that time.
 TASK = 4 << 20
@@ -69,7 +72,8 @@ class Work:
 def pieces_of(storage: Storage, offset: int, nbytes: int) -> Iterator[memoryview]:
     """Yield a range in pieces, each good until the next one is asked for.
 
-    Those of a file are read: where its disk fails, or it was cut short, looking at a mapping would end the process.
+    Those of a mapping are looked at once they are in memory, and read where the system can't bring them there: where
+    the disk fails, or the file was cut short, looking at them would end the process.
 
     Raises
     ------
@@ -86,13 +90,47 @@ def pieces_of(storage: Storage, offset: int, nbytes: int) -> Iterator[memoryview
         except OSError as error:
             raise unreadable(error, begin, nbytes) from error
         return
-    scratch = _scratch(min(nbytes, PIECE))
     for window in range(begin, begin + nbytes, WINDOW):
         end = min(window + WINDOW, begin + nbytes)
-        with contextlib.suppress(OSError, TensorIOError):  # said again, and of which bytes
-            owner.read_ahead(window, end - window)
-        for at in range(window, end, PIECE):
-            yield _read(owner, at, scratch[: min(PIECE, end - at)])
+        if not _is_here(owner, window, end):
+            for at in range(window, end, PIECE):
+                yield _read(owner, at, _scratch(min(PIECE, end - at)))
+        elif nbytes <= SMALL:
+            yield owner.view()[window:end]
+        else:
+            yield from owner.stream(window, end - window)
+
+
+def _is_here(file: FileStorage, begin: int, end: int) -> bool:
+    """Have a range in memory; whether it is, so that looking at it can't fail, as far as the system tells."""
+    next(file.stream(begin, 0), None)  # no bytes, but huge pages from here on
+    piece = file.view()[begin:end]
+    with contextlib.suppress(OSError, TensorIOError):  # said again, and of which bytes, by who reads them
+        file.read_ahead(begin, end - begin)
+        if _tells(file) and _host.resident(piece) >= end - begin:
+            return True
+        return os.name == "posix" and _host.advise(piece, paging.POPULATE_READ) == 0
+    return False
+
+
+def _tells(file: FileStorage) -> bool:
+    """Whether mincore(2) tells of a file's pages, and does not say of all that they are here: it is no stranger's."""
+    return os.name == "posix" and os.geteuid() in (0, os.fstat(file.fileno()[0]).st_uid)
+
+
+def _may_be_looked_at(storages: Sequence[Storage], records: Sequence[StoredRecord], task: Sequence[_Part]) -> bool:
+    """Whether the bytes of small parts that lie together are in memory: the system is asked once for all of them."""
+    owners = {id(owner): owner for owner, _ in (place_of(storages[records[part.record].storage]) for part in task)}
+    if len(owners) > 1:
+        return False
+    (owner,) = owners.values()
+    if isinstance(owner, MemoryStorage):
+        return True
+    if not isinstance(owner, FileStorage) or owner.in_memory:
+        return isinstance(owner, FileStorage)
+    places = [place_of(storages[records[part.record].storage], part.offset)[1] for part in task]
+    begin, end = min(places), max(at + part.nbytes for at, part in zip(places, task, strict=True))
+    return end - begin <= WINDOW and _is_here(owner, begin, end)
 
 
 def _read(file: FileStorage, offset: int, out: memoryview) -> memoryview:
@@ -104,7 +142,9 @@ def _read(file: FileStorage, offset: int, out: memoryview) -> memoryview:
         error.offset = offset + len(out) - error.nbytes
         raise
     except OSError as error:
-        first = next((at for at in range(0, len(out), PAGE) if not _is_read(fd, start + offset + at, out[:PAGE])), 0)
+        begin = start + offset
+        pages = [0, *range(PAGE - begin % PAGE, len(out), PAGE)]  # what a disk gives or does not give
+        first = next((at for at in pages if not _is_read(fd, begin + at, out[: PAGE - (begin + at) % PAGE])), 0)
         raise unreadable(error, offset + first, len(out) - first) from error
     return out
 
@@ -163,8 +203,14 @@ def crc_jobs(
     found: list[int | TensorIOError] = [0] * len(parts)
 
     def job(first: int, task: Sequence[_Part], advance: Callable[[int], None]) -> None:
+        sure = len(task) > 1 and _may_be_looked_at(storages, records, task)
         for i, part in enumerate(task, first):
-            found[i] = _checksum(storages, records[part.record], part)
+            record = records[part.record]
+            if sure and not record.deflated:
+                view = storages[record.storage].view_for(part.offset, part.nbytes)
+                found[i] = _core.crc32(view[part.offset : part.offset + part.nbytes])
+            else:
+                found[i] = _checksum(storages, record, part)
         advance(sum(part.nbytes for part in task))
 
     first = 0
