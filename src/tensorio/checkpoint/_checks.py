@@ -92,11 +92,9 @@ def pieces_of(storage: Storage, offset: int, nbytes: int) -> Iterator[memoryview
         return
     for window in range(begin, begin + nbytes, WINDOW):
         end = min(window + WINDOW, begin + nbytes)
-        if not _is_here(owner, window, end):
+        if nbytes <= SMALL or not _is_here(owner, window, end):  # one call for a small one, not three
             for at in range(window, end, PIECE):
                 yield _read(owner, at, _scratch(min(PIECE, end - at)))
-        elif nbytes <= SMALL:
-            yield owner.view()[window:end]
         else:
             yield from owner.stream(window, end - window)
 

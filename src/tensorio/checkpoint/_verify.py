@@ -304,14 +304,14 @@ class _Verification:
         """Compare each file that the manifest names with its digest."""
         known: dict[object, FileStorage] = {os.path.abspath(file.name): file for file in self.files}
         known |= {(file.identity.device, file.identity.inode): file for file in self.files}
-        seen: list[str] = []
+        own, seen = _inode(manifest.path), list[str]()
         for name in manifest.digests:
             path = os.path.join(manifest.folder, name)
-            if _is(path, manifest.path):
-                self.report.notes += (f"{manifest.path} names itself: no list can have its own digest",)
-                continue
             now = self.looked_at(path)
             if now is None:
+                continue
+            if own is not None and (now.st_dev, now.st_ino) == own:
+                self.report.notes += (f"{manifest.path} names itself: no list can have its own digest",)
                 continue
             # What is open counts, whatever has its name by now.
             file = known.get((now.st_dev, now.st_ino), known.get(os.path.abspath(path)))
@@ -324,7 +324,7 @@ class _Verification:
         if manifest.whole:
             self.report.unnamed = tuple(
                 name for name in files_below(manifest.folder) if name not in manifest.digests
-                and not _is(os.path.join(manifest.folder, name), manifest.path)
+                and not (own is not None and _inode(os.path.join(manifest.folder, name)) == own)
             )  # fmt: skip
 
     def looked_at(self, path: str) -> os.stat_result | None:
@@ -356,7 +356,7 @@ class _Verification:
         def judge() -> Iterator[TensorIOError]:
             if found == digest:
                 return
-            if file is not None and not _is_still(file, path):
+            if file is not None and _inode(path) != (file.identity.device, file.identity.inode):
                 yield FormatError("the file was replaced while it was verified: verify it again", path=path)
                 return
             problem = found if isinstance(found, TensorIOError) else _wrong_digest(
@@ -407,17 +407,12 @@ def _size_of(file: FileStorage) -> int:
     return file.nbytes if file.in_memory else max(os.fstat(fd).st_size - start, 0)
 
 
-def _is(path: str, other: str) -> bool:
-    with contextlib.suppress(OSError):
-        return os.path.samefile(path, other)
-    return False
-
-
-def _is_still(file: FileStorage, path: str) -> bool:
+def _inode(path: str) -> tuple[int, int] | None:
+    """What tells a file from all others; None if it is not there, or not to be seen."""
     with contextlib.suppress(OSError):
         now = os.stat(path)
-        return (now.st_dev, now.st_ino) == (file.identity.device, file.identity.inode)
-    return False
+        return now.st_dev, now.st_ino
+    return None
 
 
 def _wrong_crc(record: StoredRecord, actual: int) -> ChecksumError:
