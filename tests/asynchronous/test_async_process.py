@@ -119,7 +119,7 @@ def test_what_cannot_be_passed_on_is_written_here(
 
     def prepare_here(*arguments: Any) -> SaveJob:
         job = prepare(*arguments)
-        return SaveJob(job.payloads, lambda: job.write())
+        return SaveJob(job.payloads, job.nbytes, lambda: job.write())
 
     monkeypatch.setattr(_saver, "prepare", prepare_here)
     saver.save({"x": np.arange(3)}, tmp_path / "x.pt").result()

@@ -153,6 +153,35 @@ def test_what_is_larger_than_the_bound_is_written_at_once(tmp_path: Path) -> Non
         assert saver._buffers.held <= HUGE_PAGE
 
 
+def test_what_is_pickled_counts_until_it_is_written(tmp_path: Path) -> None:
+    """Two tensors fit, and one with a text of that size does not fit beside another."""
+    text = {"x": np.full(10, 1), "text": "a" * (3 * HUGE_PAGE)}
+    with tensorio.AsyncSaver(max_memory=5 * HUGE_PAGE) as saver:
+        with held_up(saver, tmp_path):
+            saver.save(text, tmp_path / "1.pt")
+            assert 4 * HUGE_PAGE < saver._buffers.held <= 5 * HUGE_PAGE
+        saver.wait()
+        assert saver._buffers.held <= 2 * HUGE_PAGE
+        with pytest.warns(RuntimeWarning, match=r"more than max_memory"):
+            saver.save({**text, "more": "b" * (3 * HUGE_PAGE)}, tmp_path / "2.pt")
+    assert len(tensorio.load(tmp_path / "1.pt")["text"]) == 3 * HUGE_PAGE
+    assert len(tensorio.load(tmp_path / "2.pt")["more"]) == 3 * HUGE_PAGE
+
+
+def test_what_is_held_beside_a_buffer_counts() -> None:
+    buffers = Buffers(4 * HUGE_PAGE)
+    first = buffers.lend(HUGE_PAGE, beside=HUGE_PAGE)
+    assert first is not None
+    assert buffers.held == 2 * HUGE_PAGE
+    assert buffers.lend(HUGE_PAGE, beside=4 * HUGE_PAGE) is None
+    buffers.give_back(first)
+    assert buffers.held == HUGE_PAGE
+    # The free one fits, and not with so much beside it: nothing else does either, until it is gone.
+    other = buffers.lend(HUGE_PAGE // 2, beside=4 * HUGE_PAGE - HUGE_PAGE // 2)
+    assert other is first
+    assert buffers.held == 4 * HUGE_PAGE
+
+
 def test_reserve(tmp_path: Path) -> None:
     with tensorio.AsyncSaver(max_memory=8 * MIB) as saver:
         saver.reserve(5 * MIB)

@@ -29,6 +29,8 @@ import safetensors.torch  # noqa: E402
 import cases  # noqa: E402
 import tensorio  # noqa: E402
 from _trees import ML_DTYPES, Trees, bits, torch_base  # noqa: E402
+from tensorio.formats._items import items_of  # noqa: E402
+from tensorio.plan import PIECE  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
@@ -479,3 +481,38 @@ def test_flat_part_of_any_tree_is_read_by_the_reference() -> None:
         tensors = {f"{i}.{name}": a for i, (name, a) in enumerate((n, maker.array()) for n in NAMES[:8])
                    if a.dtype.name in codes}  # fmt: skip
         assert_reference_reads(saved(tensors), tensors)
+
+
+def _strided() -> dict[str, Any]:
+    large = torch.arange(3 << 20, dtype=torch.int64)
+    return {
+        "transposed": large.reshape(2048, -1).T,
+        "one row": large.reshape(1, 2, -1).transpose(1, 2),
+        "every other": large[::2],
+        "bfloat16": torch.randn(3, 50).bfloat16().T,
+        "bool": (torch.randn(7, 5) > 0)[:, ::2],
+        "conjugate": torch.randn(40, 3, dtype=torch.complex64).conj(),
+        "expanded": torch.randn(1, 3).expand(500, 3),
+        "parameter": torch.nn.Parameter(torch.randn(4, 6).T),
+        "float8": torch.randn(6, 4).to(torch.float8_e4m3fn).T,
+    }
+
+
+def test_strided_torch_tensors_are_as_the_reference_writes_them_whole(tmp_path: Path) -> None:
+    tensors = _strided()
+    plain = {name: t.detach().resolve_conj().contiguous() for name, t in tensors.items()}
+    safetensors.torch.save_file(plain, tmp_path / "want.safetensors")
+    tensorio.save(tensors, tmp_path / "found.safetensors")
+    tensorio.save_async(tensors, tmp_path / "async.safetensors").result()
+    want = (tmp_path / "want.safetensors").read_bytes()
+    assert (tmp_path / "found.safetensors").read_bytes() == want
+    assert (tmp_path / "async.safetensors").read_bytes() == want
+
+
+def test_no_copy_of_a_whole_strided_torch_tensor_is_made() -> None:
+    items = items_of(_strided())
+    assert len(items.payloads.makers) == len(items.names)
+    for i, maker in items.payloads.makers.items():
+        sizes = [len(memoryview(piece).cast("B")) for piece in maker()]
+        assert sum(sizes) == items.payloads.sizes[i]
+        assert max(sizes) <= PIECE

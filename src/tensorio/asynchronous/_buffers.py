@@ -27,9 +27,12 @@ class Buffer:
     address : int
     made_by : callable
         What `Buffers` had it of.
+    beside : int
+        Bytes of other memory that are held as long as it is lent.
     """
 
     made_by: Callable[[int], Buffer]
+    beside = 0
 
     def __init__(self, view: memoryview) -> None:
         self.view = view
@@ -72,11 +75,16 @@ class Buffers:
 
     @property
     def held(self) -> int:
-        """Bytes of all buffers, lent or free."""
+        """Bytes of all buffers, lent or free, and of what is held beside them."""
         return self._lent + _total(self._free)
 
     def lend(
-        self, nbytes: int, make: Callable[[int], Buffer] = private, *, waiting: Callable[[], object] = int
+        self,
+        nbytes: int,
+        make: Callable[[int], Buffer] = private,
+        *,
+        beside: int = 0,
+        waiting: Callable[[], object] = int,
     ) -> Buffer | None:
         """Return a buffer of at least so many bytes, waiting until others come back; None if there can't be one.
 
@@ -85,30 +93,37 @@ class Buffers:
         nbytes : int
         make : callable
             ``make(nbytes)`` returns a new buffer; only those that it made are used again.
+        beside : int
+            Bytes of other memory that count as well until the buffer comes back, as far as they are more than what
+            the size of the buffer was rounded up by.
         waiting : callable
             Called before it waits; may raise.
         """
         need = -(-max(nbytes, 1) // HUGE_PAGE) * HUGE_PAGE
+        beside = max(beside - (need - nbytes), 0)
         with self._changed:
             while True:
+                room = self._bound() - beside
                 fitting = [b for b in self._free if b.nbytes >= nbytes and b.made_by is make]
+                fitting = [b for b in fitting if self._lent + b.nbytes <= room]
                 found = min(fitting, key=lambda b: b.nbytes, default=None)
-                if found is not None:
-                    self._free.remove(found)
+                if found is not None or self._lent + need <= room:
                     break
-                bound = self._bound()
-                if self._lent + need <= bound:
-                    self._free.sort(key=lambda b: b.nbytes)
-                    while self.held + need > bound:
-                        del self._free[0]
-                    found = make(need)
-                    found.made_by = make
-                    break
-                if need > bound:
+                if need > room:
                     return None
                 waiting()
                 self._changed.wait()
-            self._lent += found.nbytes
+            size = need if found is None else found.nbytes
+            if found is not None:
+                self._free.remove(found)
+            self._free.sort(key=lambda b: b.nbytes)
+            while self.held + size > room and self._free:
+                del self._free[0]
+            if found is None:
+                found = make(need)
+                found.made_by = make
+            found.beside = beside
+            self._lent += size + beside
             return found
 
     def _bound(self) -> int:
@@ -118,7 +133,7 @@ class Buffers:
     def give_back(self, buffer: Buffer) -> None:
         """Take a buffer that is no longer read."""
         with self._changed:
-            self._lent -= buffer.nbytes
+            self._lent -= buffer.nbytes + buffer.beside
             self._free.append(buffer)
             self._changed.notify_all()
 

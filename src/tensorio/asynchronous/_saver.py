@@ -50,8 +50,8 @@ class AsyncSaver:
     Parameters
     ----------
     max_memory : int, optional
-        Bytes that all snapshots together may take; half of what the system and the container have left if not given,
-        and never more than there is.
+        Bytes that all snapshots together may take, with what is pickled beside the tensors and with the headers; half
+        of what the system and the container have left if not given, and never more than there is.
     processes : bool
         Write by a process of its own, which shares the snapshots: a loop that holds Python's lock, or a process that
         is killed, does not hold up what was handed over. Needs Linux.
@@ -188,7 +188,8 @@ class AsyncSaver:
         job = prepare(obj, path, request, fetch)
         snapshot = Snapshot(job.payloads, fetch)
         make = pinned if fetch.promises and not self._processes else self._make
-        buffer = self._buffers.lend(snapshot.nbytes, make, waiting=self._refuse_waiting)
+        beside = job.nbytes - sum(sum(payloads.sizes) for payloads in job.payloads)
+        buffer = self._buffers.lend(snapshot.nbytes, make, beside=beside, waiting=self._refuse_waiting)
         if buffer is None:
             return prepare(obj, path, request) if fetch.promises else job, None
         try:

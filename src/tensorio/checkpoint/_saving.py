@@ -84,11 +84,14 @@ class SaveJob:
     ----------
     payloads : tuple of Payloads
         All that is still to be read of the user's memory; whoever copies it first gives the columns its own addresses.
+    nbytes : int
+        Of all files. What is not of the payloads (headers, pickles) is held in memory until it is written.
     write : callable
         Writes, once. Can be pickled if `progress` can and no payload has a maker, so that another process may do it.
     """
 
     payloads: tuple[Payloads, ...]
+    nbytes: int
     write: Callable[[], Saved]
 
 
@@ -120,13 +123,14 @@ def prepare(obj: Any, path: Any, request: SaveRequest, fetch: Callable[[Any], An
         shards = prepare_shards(obj, path, request.format, request.max_shard_size, partial(replace, options))
         return SaveJob(
             shards.payloads,
+            shards.nbytes,
             partial(_write_shards, shards, path, request.manifest, request.readback, request.durable, request.progress),
         )
     chosen = formats.for_target(path, request.format)
     plan, check, unchanged = _planned(obj, request.base, chosen, options)
     write = partial(_write, plan, check, path, request.manifest, request.readback, request.durable, request.progress,
                     unchanged)  # fmt: skip
-    return SaveJob((plan.payloads,), write)
+    return SaveJob((plan.payloads,), plan.nbytes, write)
 
 
 def _planned(obj: Any, base: Any, target: Format, options: SaveOptions) -> tuple[LaidOut, Check | None, int]:

@@ -176,7 +176,11 @@ def c_order(array: np.ndarray[Any, Any], finish: Callable[[Any], Any] | None = N
 
 def _add_torch(items: Items, name: str, tensor: Any, fetch: Fetch | None) -> None:
     described = _source.describe_torch(tensor)
-    if described is None or not described[4]:
+    if described is not None and not described[4]:
+        code, shape, nbytes, _, _ = described
+        items.add(name, DTYPES[code].name, shape).add(partial(_torch_pieces, tensor.detach()), nbytes)
+        return
+    if described is None:
         tensor = _plain_torch(name, tensor, fetch is None)
         if fetch is not None and not tensor.is_cpu:
             dtype = BY_NAME[str(tensor.dtype).partition(".")[2]].name
@@ -188,6 +192,18 @@ def _add_torch(items: Items, name: str, tensor: Any, fetch: Fetch | None) -> Non
     payloads = items.add(name, DTYPES[code].name, shape)
     payloads.keep.append((tensor, tensor.untyped_storage()))  # a tensor may be given other memory (`.data =`)
     payloads.add_memory(address, nbytes)
+
+
+def _torch_pieces(tensor: Any) -> Iterator[memoryview]:
+    """Yield the elements of a strided tensor in C order, a piece at a time: no copy of all of it is ever there."""
+    if tensor.nbytes <= PIECE or not tensor.dim():
+        # Lazy conjugates and negatives are views of other bytes than their values.
+        plain = tensor.resolve_conj().resolve_neg().contiguous()
+        yield memoryview(plain.reshape(-1).view(sys.modules["torch"].uint8).numpy())
+        return
+    step = PIECE * len(tensor) // tensor.nbytes
+    for start in range(0, len(tensor), max(step, 1)):
+        yield from _torch_pieces(tensor[start] if step == 0 else tensor[start : start + step])
 
 
 def _plain_torch(name: str, tensor: Any, here: bool) -> Any:
