@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import tensorio
+from tensorio.manager import _local
 from tensorio.manager._note import decode, encoded
 from tensorio.manager._retention import Best
 
@@ -432,3 +433,89 @@ def test_a_closed_manager_saves_nothing_and_still_reads(tmp_path: Path) -> None:
         manager.save(2, state(2))
     assert manager.steps() == [1]
     manager.close()
+
+
+# -------------------------------------------------------- what must not stop a long run
+
+
+def test_a_file_that_is_called_as_a_step_is_none_and_stops_no_rule(tmp_path: Path) -> None:
+    (tmp_path / "step-00000009").write_text("mine")
+    with Manager(tmp_path, keep=1) as manager:
+        filled(manager, 1, 10, 11)
+        assert manager.steps() == [11]
+        assert manager.restore(11)
+    assert (tmp_path / "step-00000009").read_text() == "mine"
+
+
+def test_a_step_that_is_a_link_to_a_folder_is_one(tmp_path: Path) -> None:
+    with Manager(tmp_path / "run", keep=None) as manager:
+        filled(manager, 1)
+        shutil.move(manager.path(1), tmp_path / "other disk")
+        os.symlink(tmp_path / "other disk", manager.path(1))
+        assert restored(manager).step == 1
+
+
+def test_a_step_that_can_not_be_read_stays_and_the_others_go_by_the_rules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = _local.read_note
+
+    def reading(folder: str) -> Any:
+        if folder.endswith("2"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), folder)
+        return real(folder)
+
+    with Manager(tmp_path, keep=None, best=("loss", "min", 1)) as manager:
+        filled(manager, 1, 2, 3)
+    monkeypatch.setattr(_local, "read_note", reading)
+    with Manager(tmp_path, keep=1, best=("loss", "max", 1)) as manager:
+        with pytest.warns(UserWarning, match="old checkpoints are not removed: step 2.*Input/output"):
+            filled(manager, 4)
+        assert manager.steps() == [1, 2, 4]
+
+
+def saved(manager: Manager, step: int, block: bool) -> Any:
+    return manager.save(step, state(step)) if block else manager.save(step, state(step), block=False).result()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "no"), RuntimeError("what a client of a store raises")], ids=repr)
+@pytest.mark.parametrize("block", [True, False])
+def test_what_can_not_be_removed_fails_no_save_and_keeps_no_other(
+    error: Exception, block: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Manager(tmp_path, keep=None) as manager:
+        filled(manager, 1, 2, 3)
+    real = _local.LocalSteps.remove
+
+    def remove(self: Any, step: int) -> None:
+        if step == 1:
+            raise error
+        real(self, step)
+
+    monkeypatch.setattr(_local.LocalSteps, "remove", remove)
+    with Manager(tmp_path, keep=1) as manager:
+        with pytest.warns(UserWarning, match="old checkpoints are not removed: step 1"):
+            assert saved(manager, 4, block).step == 4
+        assert manager.steps() == [1, 4]
+
+
+def test_steps_that_go_while_a_reader_looks_are_no_fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that was listed is gone when it is read; that the next one is there by then is what counts."""
+    with Manager(tmp_path, keep=1) as writer:
+        filled(writer, 1)
+        real = _local.read_note
+        goes_on = iter([2, 3])
+
+        def reading(folder: str) -> Any:
+            step = next(goes_on, None)
+            if step is not None:
+                with monkeypatch.context() as undone:
+                    undone.setattr(_local, "read_note", real)
+                    filled(writer, step)
+            return real(folder)
+
+        monkeypatch.setattr(_local, "read_note", reading)
+        found = Manager(tmp_path).restore()
+        assert found is not None
+        assert found.step == 3
+        assert found.skipped == ()

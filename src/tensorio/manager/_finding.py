@@ -113,12 +113,15 @@ def newest(store: LocalSteps | RemoteSteps, attempt: Callable[[int], Found]) -> 
         whole is not passed over.
     """
     skipped: list[Skipped] = []
-    for step in reversed(store.numbers()):
+    gone: set[int] = set()  # removed since they were listed
+    while steps := [step for step in store.numbers() if step not in gone and not any(s.step == step for s in skipped)]:
+        step = steps[-1]
         try:
             return Search(step, attempt(step), skipped)
         except (FormatError, NonFiniteError, OSError) as error:
             if isinstance(error, OSError) and step not in store.numbers():
-                continue  # its writer has removed it since
+                gone.add(step)  # by its writer, who may have saved another one meanwhile
+                continue
             if isinstance(error, OSError) and error.errno in _ELSEWHERE:
                 raise
             skipped.append(Skipped(step, error))

@@ -77,9 +77,10 @@ class LocalSteps:
     # --------------------------------------------------------------- reading
 
     def numbers(self) -> list[int]:
-        """Return the steps that are there, in order."""
+        """Return the steps that are there, in order; a file of such a name is none."""
         try:
-            names = os.listdir(self.place)
+            with os.scandir(self.place) as entries:
+                names = [entry.name for entry in entries if step_of_name(entry.name) is not None and entry.is_dir()]
         except FileNotFoundError:
             return []
         return sorted(step for name in names if (step := step_of_name(name)) is not None)

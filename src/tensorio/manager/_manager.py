@@ -235,13 +235,27 @@ class CheckpointManager(StepReader):
         """Apply the rules, after a step was published. What can't be removed is no failure of that save."""
         with self._turn:
             self._infos[saved.step] = saved
+            problems: list[str] = []
             try:
-                there = [Kept(step, self._metrics(step), self.pinned(step)) for step in self.steps()]
-                gone = superfluous(there, self._policy, saved.step)
-                for step in gone:
+                there = [self._kept(step, problems) for step in self.steps()]
+            except Exception as error:
+                problems.append(str(error))
+                there = []
+            for step in superfluous(there, self._policy, saved.step):
+                try:
                     self._remove(step)
-            except OSError as error:
-                warnings.warn(f"old checkpoints are not removed: {error}", UserWarning, stacklevel=2)
+                except Exception as error:  # at an address, whatever its client raises
+                    problems.append(f"step {step}: {error}")
+            if problems:
+                warnings.warn(f"old checkpoints are not removed: {'; '.join(problems)}", UserWarning, stacklevel=2)
+
+    def _kept(self, step: int, problems: list[str]) -> Kept:
+        """What the rules go by; a step that can't be read now stays, and keeps no other one."""
+        try:
+            return Kept(step, self._metrics(step), self.pinned(step))
+        except Exception as error:
+            problems.append(f"step {step}: {error}")
+            return Kept(step, pinned=True)
 
     def _metrics(self, step: int) -> Mapping[str, Any]:
         """Those of a step; none if its note is damaged."""
