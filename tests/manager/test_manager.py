@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import tensorio
-from tensorio.manager import _local
+from tensorio.manager import _local, _note, _reader
 from tensorio.manager._note import decode, encoded
 from tensorio.manager._retention import Best
 
@@ -519,3 +519,63 @@ def test_steps_that_go_while_a_reader_looks_are_no_fresh_start(tmp_path: Path, m
         assert found is not None
         assert found.step == 3
         assert found.skipped == ()
+
+
+@pytest.mark.parametrize("looking", ["restore", "restore one", "latest_valid"])
+@pytest.mark.parametrize("moment", ["check_files", "load"])
+def test_a_step_that_is_replaced_while_it_is_read_is_read_again(
+    looking: str, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Manager(tmp_path) as writer:
+        writer.save(1, {"w": np.zeros(100)}, metrics={"loss": math.nan})
+        left = iter([1])
+
+        def replaced() -> None:
+            if next(left, None):
+                writer.save(1, {"w": np.ones(200)}, metrics={"loss": 1.0}, overwrite=True)
+
+        def check_files(*arguments: Any, **options: Any) -> None:
+            if moment == "check_files":
+                replaced()
+            real(*arguments, **options)
+
+        def load(path: str) -> Any:
+            if moment == "load":
+                replaced()
+            return tensorio.load(path)
+
+        real = _note.check_files
+        for module in (_local, _reader):
+            monkeypatch.setattr(module, "check_files", check_files)
+        manager = Manager(tmp_path)
+        if looking == "latest_valid":
+            valid = manager.latest_valid()
+            assert valid is not None
+            assert valid.skipped == ()
+            assert math.isnan(valid.info.metrics["loss"]) == (moment == "load")  # nothing is loaded, nothing replaced
+            return
+        found = manager.restore(load=load) if looking == "restore" else manager.restore(1, load=load)
+        assert found is not None
+        assert found.skipped == ()
+        assert found.metrics == {"loss": 1.0}
+        assert found.value["w"].tolist() == [1.0] * 200
+
+
+def test_a_step_with_nan_in_its_metrics_is_read_once(manager: Manager) -> None:
+    manager.save(1, state(1), metrics={"loss": math.nan})
+    calls = []
+    restored(manager, load=lambda path: calls.append(path))
+    assert len(calls) == 1
+
+
+def test_a_step_moved_aside_by_a_killed_writer_comes_back_with_the_next_save(tmp_path: Path) -> None:
+    """Where names can't be exchanged, an overwritten step has no name between two renames."""
+    with Manager(tmp_path, keep=None) as manager:
+        filled(manager, 1, 2)
+        shutil.copytree(manager.path(2), tmp_path / ".step-00000002.tensorio.old")
+        os.rename(manager.path(1), tmp_path / ".step-00000001.tensorio.old")
+    with Manager(tmp_path, keep=None) as manager:
+        filled(manager, 3)
+        assert manager.steps() == [1, 2, 3]
+        manager.check(1)
+        assert litter(manager) == []

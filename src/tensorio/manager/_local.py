@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from tensorio.manager._lock import WriterLock
 from tensorio.manager._note import PINNED, StepInfo, check_files, read_note
 from tensorio.plan import FlatPlan, Payloads
-from tensorio.writing.folders import staged_folder
+from tensorio.writing.folders import put_back_all, staged_folder
 from tensorio.writing.output import naming, sync_folder, write_plan
 from tensorio.writing.temporaries import clean_stale, temporary_name
 
@@ -66,6 +66,7 @@ class LocalSteps:
         if self._lock is not None:
             self._lock.acquire()
         if not self._cleaned:
+            put_back_all(self.place, lambda name: step_of_name(name) is not None)
             clean_stale(self.place)
             self._cleaned = True
 

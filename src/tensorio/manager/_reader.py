@@ -5,16 +5,20 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from tensorio import _api
 from tensorio.checkpoint._finite import require_finite
+from tensorio.errors import FormatError
 from tensorio.manager._finding import Restored, ValidStep, newest
 from tensorio.manager._local import LocalSteps
 from tensorio.manager._note import StepInfo, check_files
 from tensorio.manager._remote import RemoteSteps
 
 __all__ = ["StepReader"]
+
+Found = TypeVar("Found")
+_TRIES = 3  # at a step that is replaced while it is read
 
 
 class StepReader:
@@ -97,8 +101,7 @@ class StepReader:
         """
 
         def attempt(step: int) -> StepInfo:
-            self._steps.check(step, deep=deep)
-            return self._steps.info(step)
+            return self._as_noted(step, lambda info: self._steps.check(step, deep=deep))[0]
 
         search = newest(self._steps, attempt)
         if search is None:
@@ -160,14 +163,40 @@ class StepReader:
     def _loaded(
         self, step: int, deep: bool, check_finite: bool, load: Callable[..., Any], options: dict[str, Any]
     ) -> tuple[StepInfo, Any]:
+        def act(info: StepInfo) -> Any:
+            with self._steps.fetched(step) as folder:
+                check_files(folder, info, deep=deep)
+                return {name: load(os.path.join(folder, place), **options) for name, place in info.items.items()}
 
-        info = self._steps.info(step)
-        with self._steps.fetched(step) as folder:
-            check_files(folder, info, deep=deep)
-            value = {name: load(os.path.join(folder, place), **options) for name, place in info.items.items()}
+        info, value = self._as_noted(step, act)
         if check_finite:
             require_finite(value, f"step {step} is not restored")
         return info, value if info.several else next(iter(value.values()))
+
+    def _as_noted(self, step: int, act: Callable[[StepInfo], Found]) -> tuple[StepInfo, Found]:
+        """What a step's note says, and what comes of its files; both again, if it was replaced meanwhile."""
+        for _ in range(_TRIES):
+            info = self._steps.info(step)
+            try:
+                found = act(info)
+            except (FormatError, OSError):
+                if self._is_as_noted(step, info):
+                    raise
+                continue
+            if self._is_as_noted(step, info):
+                break
+        else:
+            info = self._steps.info(step)
+            found = act(info)
+        return info, found
+
+    def _is_as_noted(self, step: int, info: StepInfo) -> bool:
+        """Whether a step was not replaced since; one that is gone was not."""
+        try:
+            now = self._steps.info(step)
+        except (FormatError, OSError):
+            return True
+        return (now.time, now.files) == (info.time, info.files)  # metrics may be NaN, which equals nothing
 
     def _require(self, step: int) -> None:
         if step not in self.steps():

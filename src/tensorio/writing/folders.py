@@ -24,7 +24,15 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], object]
 
-__all__ = ["NO_EXCHANGE", "publish_folder", "require_free", "require_writable", "staged_folder", "write_together"]
+__all__ = [
+    "NO_EXCHANGE",
+    "publish_folder",
+    "put_back_all",
+    "require_free",
+    "require_writable",
+    "staged_folder",
+    "write_together",
+]
 
 # What says that two names can't be exchanged: on this system or filesystem, over this mount point, by this user.
 NO_EXCHANGE = {
@@ -125,6 +133,24 @@ def _swap(staging: str, final: str) -> None:
         os.rename(aside, final)
         raise
     shutil.rmtree(aside)
+
+
+def put_back_all(parent: str, ours: Callable[[str], bool]) -> None:
+    """Do for many names what `staged_folder` does for one: put back what killed processes moved aside.
+
+    Parameters
+    ----------
+    ours : callable
+        Tells whether nobody else writes to a name.
+
+    Raises
+    ------
+    OSError
+        One can't be renamed.
+    """
+    for name in os.listdir(parent):
+        if name.startswith(".") and name.endswith(_ASIDE) and ours(name[1 : -len(_ASIDE)]):
+            _put_back(parent, name[1 : -len(_ASIDE)])
 
 
 def _put_back(parent: str, name: str) -> None:
