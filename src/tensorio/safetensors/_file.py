@@ -16,7 +16,7 @@ from tensorio.formats import safetensors as _format
 from tensorio.formats._base import OpenOptions
 from tensorio.safetensors._errors import LOADING, OPENING, rejected, translated
 from tensorio.storage.base import MemoryStorage, Storage
-from tensorio.storage.files import FileStorage
+from tensorio.storage.files import FileStorage, storage_of
 from tensorio.storage.opening import open_storage
 from tensorio.storage.reading import arena, read_into
 from tensorio.tensors import ROW
@@ -126,7 +126,7 @@ class File:
         if not isinstance(storage, FileStorage) or not storage.mapped:
             return None
         fd, start = storage.fileno()
-        mapping = FileStorage(os.dup(fd), self.name, start=start, writable=True)
+        mapping = storage_of(os.dup(fd), self.name, start=start, writable=True)
         if mapping.nbytes < storage.nbytes:
             raise TruncatedError(
                 f"the file has become {storage.nbytes - mapping.nbytes} bytes too short while it was open",

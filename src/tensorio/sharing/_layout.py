@@ -22,7 +22,7 @@ from tensorio.plan import Plan, pieces_of
 from tensorio.sharing._dequantized import dequantized
 from tensorio.sharing._segments import is_sealed, spool
 from tensorio.storage.base import MemoryStorage
-from tensorio.storage.files import FileStorage
+from tensorio.storage.files import FileStorage, storage_of
 from tensorio.storage.opening import remote_pieces
 from tensorio.storage.ranges import place_of
 from tensorio.tensors import ROW
@@ -82,7 +82,7 @@ def opened(source: Any, format: str | None, options: dict[str, Any]) -> tuple[Ch
 def _fetched(url: str, format: str | None, options: dict[str, Any]) -> Checkpoint:
     """A remote file, read once, into memory that may be shared as it is."""
     fd = spool(remote_pieces(url), f"tensorio:{url.rpartition('/')[2]}", None)
-    return checkpoint_of(FileStorage(fd, url), None, url, {"format": format, "mmap": True, **options})
+    return checkpoint_of(storage_of(fd, url), None, url, {"format": format, "mmap": True, **options})
 
 
 def laid_out(source: Any, checkpoint: Checkpoint | None, *, dequantize: bool, anew: bool) -> Layout:

@@ -14,7 +14,7 @@ from tensorio.sharing._manifest import FILE, KEPT, MEMORY, Holder, Manifest
 from tensorio.sharing._registry import Registry
 from tensorio.sharing._segments import HAS_MEMFD, content_nbytes, is_sealed, open_file, open_held
 from tensorio.storage.base import Storage
-from tensorio.storage.files import FileStorage, Identity
+from tensorio.storage.files import Identity, storage_of
 from tensorio.storage.ranges import RangeStorage
 from tensorio.system.processes import start_time
 
@@ -166,7 +166,7 @@ def open_published(manifest: Manifest, fd: int, path: str | None, *, writable: b
                    allow: tuple[type, ...]) -> Checkpoint:  # fmt: skip
     """Open what was reached; `fd` is the checkpoint's from here on."""
     name = path or (f"<published {manifest.name}>" if manifest.name else "<publication>")
-    file = FileStorage(fd, name, writable=writable)
+    file = storage_of(fd, name, writable=writable)
     storage: Storage = file if manifest.nbytes == file.nbytes else _Content(file, 0, manifest.nbytes)
     arguments = {
         "format": manifest.format or None,

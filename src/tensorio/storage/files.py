@@ -22,7 +22,7 @@ from tensorio.system.disks import Disk, disk_of
 if TYPE_CHECKING:
     Progress = Callable[[int, int], object]
 
-__all__ = ["FileStorage", "Identity", "LazyStorage", "MemoryStorage", "Storage", "arena"]
+__all__ = ["FileStorage", "Identity", "LazyStorage", "MemoryStorage", "Storage", "arena", "storage_of"]
 
 # A one-pass reader of a mapping gets pieces that fit the cache, and pages behind it are unmapped a window at a time.
 STREAM_PIECE = 512 << 10
@@ -58,7 +58,7 @@ class FileStorage(Storage):
     Parameters
     ----------
     fd : int
-        Open descriptor; owned by this object from here on.
+        Open descriptor; owned by this object once there is one, see `storage_of`.
     name : str
         For messages.
     start : int
@@ -73,7 +73,6 @@ class FileStorage(Storage):
     """
 
     def __init__(self, fd: int, name: str, *, start: int = 0, writable: bool = False) -> None:
-        self._fd = fd  # first: whatever fails from here on, `__del__` closes it
         super().__init__()
         self.name = name
         self.writable = writable
@@ -83,6 +82,7 @@ class FileStorage(Storage):
         self._huge = False
         self.random = False
         self._fetched = bytearray()
+        self._fd = fd
         try:
             self.identity = Identity.of(fd)
             if start > self.identity.size:
@@ -92,8 +92,7 @@ class FileStorage(Storage):
                 self._map_or_read()
                 self._bring_ends()
         except BaseException:
-            os.close(fd)
-            self._fd = -1
+            self._fd = -1  # the caller's again
             raise
 
     def _map_or_read(self) -> None:
@@ -316,9 +315,23 @@ class FileStorage(Storage):
     def close(self) -> None:
         fd, self._fd = self._fd, -1  # first, so that other threads find it closed and not empty
         if fd >= 0:
-            self._unmap()
-            os.close(fd)
+            try:
+                self._unmap()
+            finally:
+                os.close(fd)
 
     def __del__(self) -> None:
         if getattr(self, "_fd", -1) >= 0:
             self.close()
+
+
+def storage_of(fd: int, name: str, *, start: int = 0, writable: bool = False) -> FileStorage:
+    """Return the storage of a file that is open at a descriptor, which is closed if there is none; see `FileStorage`.
+
+    An object could not see to that: there may be no memory for the object itself.
+    """
+    try:
+        return FileStorage(fd, name, start=start, writable=writable)
+    except BaseException:
+        os.close(fd)
+        raise

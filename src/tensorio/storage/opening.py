@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tensorio import _host
 from tensorio.errors import UnsupportedError
 from tensorio.storage.base import MemoryStorage, Storage
-from tensorio.storage.files import FileStorage
+from tensorio.storage.files import FileStorage, storage_of
 from tensorio.storage.reading import arena
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _open_path(path: str | bytes, writable: bool, local: bool) -> tuple[Storage,
     except BaseException:
         os.close(fd)
         raise
-    return FileStorage(fd, name, writable=writable), name, name
+    return storage_of(fd, name, writable=writable), name, name
 
 
 def _open_remote(url: str, writable: bool) -> Storage:
@@ -139,7 +139,7 @@ def _open_file_object(f: BinaryIO, writable: bool) -> tuple[Storage, None, str]:
     if regular:
         if hasattr(f, "flush") and f.writable():
             f.flush()
-        return FileStorage(os.dup(fd), name, start=start, writable=writable), None, name
+        return storage_of(os.dup(fd), name, start=start, writable=writable), None, name
     if start < 0:
         raise UnsupportedError(f"expected a seekable binary file object, found {type(f).__name__}", path=name)
     data = f.read()
