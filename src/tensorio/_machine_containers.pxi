@@ -44,6 +44,8 @@ cdef class _Containers(_Arrays):
         cdef Py_ssize_t i, count = self.sp - height
         cdef PyObject *t
         self.charge(COST_OBJECT + 8 * count)
+        if height == self.room:  # while there is no tuple yet that an error would have to let go
+            self.grow()
         t = PyTuple_New_raw(count)
         if t == NULL:
             raise MemoryError()
@@ -53,8 +55,6 @@ cdef class _Containers(_Arrays):
                 self.bare_names = True  # other kinds are arguments of torch's and NumPy's calls
             PyTuple_SET_ITEM(t, i, self.stack[height + i])
         self.sp = height
-        if self.sp == self.room:
-            self.grow()
         self.stack[self.sp] = t
         self.sp += 1
         return 0

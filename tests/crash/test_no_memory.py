@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 import tensorio
+from tensorio import _unpickler
 
 testcapi = pytest.importorskip("_testcapi", reason="needs the module that CPython is tested with")
 
@@ -104,3 +107,57 @@ def test_memory_may_run_out_anywhere(
     denied, wrong = in_child(_each, act, path, requests, wall=60)
     assert wrong == []
     assert denied > 100
+
+
+def _lists_left(act: Callable[[], Any]) -> int:
+    """Deny each request of an act in turn; how many of the lists that it made stay for ever."""
+    act()
+    _quiet()
+    worked = n = 0
+    while worked < ENOUGH:
+        n += 1
+        try:
+            testcapi.set_nomemory(n, n + 1)
+            try:
+                act()
+            finally:
+                testcapi.remove_mem_hooks()
+            worked += 1
+        except ORDINARY:
+            worked = 0
+    gc.collect()
+    return sum(type(held) is list and len(held) == 1 and held[0] == "marker" for held in gc.get_objects())
+
+
+@pytest.mark.parametrize("op", ["appends", "append", "tuple", "setitems"])
+def test_items_of_a_list_that_can_not_grow_are_let_go(op: str, in_child: Any) -> None:
+    many: Any = [["marker"] for _ in range(100)]
+    if op == "append":
+        raw = pickle.dumps(None, 2)[:2] + b"]" + b"](X\x06\x00\x00\x00markerea" * 100 + b"."
+    else:
+        raw = pickle.dumps(dict(enumerate(many)) if op == "setitems" else tuple(many) if op == "tuple" else many, 2)
+    loads = partial(_unpickler.loads, raw)
+    assert pickle.loads(raw) == loads().obj
+    del many
+    assert in_child(_lists_left, loads) == 0
+
+
+def _empty_tuples_left() -> int:
+    raw = b"\x80\x02" + b"N" * 256 + b"(t" + b"0" * 256 + b"."  # one more than the stack has room for
+    _quiet()
+    before = sys.getrefcount(())
+    for n in range(1, 400):
+        try:
+            testcapi.set_nomemory(n % 20 + 1, n % 20 + 2)
+            try:
+                _unpickler.loads(raw)
+            finally:
+                testcapi.remove_mem_hooks()
+        except (tensorio.TensorIOError, *ORDINARY):
+            pass
+    gc.collect()
+    return sys.getrefcount(()) - before
+
+
+def test_a_tuple_that_the_stack_has_no_room_for_is_let_go(in_child: Any) -> None:
+    assert in_child(_empty_tuples_left) < 10
