@@ -312,6 +312,7 @@ cdef class _Machine(_Calls):
                 error.offset += self.pos
             raise
         finally:
+            inner.close()
             self.refused.extend(inner.refused)
             if self.named is not None:
                 self.named.extend([named._replace(offset=named.offset + self.pos) for named in inner.named])

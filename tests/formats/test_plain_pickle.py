@@ -15,7 +15,7 @@ import pytest
 import cases
 import hexfile
 import tensorio
-from tensorio import HeaderError, TruncatedError, UnknownFormatError, UnsafePickleError, UnsupportedError
+from tensorio import HeaderError, TruncatedError, UnknownFormatError, UnsafePickleError, UnsupportedError, _unpickler
 
 PROTOCOLS = range(6)
 ARRAYS = {
@@ -325,6 +325,19 @@ def test_joblib_arrays_of_objects_are_values(tmp_path: Path) -> None:
     assert list(objects[:2]) == [1, "abc"]
     assert objects[2]["a"].tolist() == [0, 1]
     assert after.tolist() == [0, 1, 2]
+
+
+def test_an_error_in_a_pickle_within_a_pickle_does_not_hold_the_buffer() -> None:
+    """For as long as somebody looks at it."""
+    joblib = pytest.importorskip("joblib", reason="the file is made by joblib")
+    file = io.BytesIO()
+    joblib.dump(np.array(["x"], object), file)
+    raw = file.getvalue()
+    data = bytearray(raw[: raw.rindex(b"\x80")] + b"\x80\x02ccollections\nOrderedDict\n(I1\ntR.")
+    with pytest.raises(tensorio.HeaderError, match="expected a list of pairs") as caught:
+        _unpickler.loads(data, own_storage=0)
+    data.extend(b"more")
+    assert caught.value.offset == len(data) - len(b"R.more")
 
 
 def test_joblib_file_cut_short_or_changed_gives_an_error_or_a_result(tmp_path: Path) -> None:
