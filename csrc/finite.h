@@ -33,7 +33,8 @@ size_t tio_match_find(const uint8_t *buf, size_t count, unsigned width, uint64_t
 size_t tio_match_count(const uint8_t *buf, size_t count, unsigned width, uint64_t mask,
                        uint64_t pattern);
 
-/* What to look for in the elements of one type; a width of 0 stands for a type that is passed over. */
+/* What to look for in the elements of one type; a width of 0 stands for a type that is passed
+ * over. */
 typedef struct {
     uint64_t width, mask, pattern;
 } tio_match_kind;
@@ -47,8 +48,8 @@ typedef struct {
     int64_t start;  /* of the first element, in bytes from that of the tensor; not looked at */
 } tio_match_run;
 
-/* The first of the runs [from, to) that has a match, and the index of that in *first; `to` if there is none. Many short
- * runs cost their bytes and little more. */
+/* The first of the runs [from, to) that has a match, and the index of that in *first; `to` if there
+ * is none. Many short runs cost their bytes and little more. */
 size_t tio_match_runs(const tio_match_run *runs, size_t from, size_t to,
                       const tio_match_kind *kinds, size_t *first);
 
