@@ -104,6 +104,47 @@ def test_what_does_not_fit_is_refused(later: Any, options: Any, message: str, tm
     assert sorted(tmp_path.iterdir()) == [base, other]
 
 
+def test_shards_of_a_base_are_merged_into_shards(tmp_path: Path) -> None:
+    """Which file has which tensor is what huggingface_hub says of the merged dict: in order, up to the limit."""
+    base = {f"l{i}.weight": np.full(100, i, "f4") for i in range(4)}
+    tensorio.save(base, tmp_path / "base", max_shard_size=800)
+    (tmp_path / "base" / "config.json").write_text("{}")
+    adapter = tmp_path / "adapter.safetensors"
+    safetensors.numpy.save_file({"l1.weight": np.full(100, 9, "f4"), "l9.lora_A": np.ones(50, "f4")}, adapter)
+    merged = tensorio.merge(tmp_path / "base", adapter, dst=tmp_path / "out", max_shard_size=800)
+    names = [f"model-{i:05d}-of-00003.safetensors" for i in (1, 2, 3)]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [*names, "model.safetensors.index.json"]
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert index["metadata"] == {"total_size": 1800}
+    got = {}
+    for name in names:
+        part = safetensors.numpy.load_file(tmp_path / "out" / name)
+        assert set(part) == {fqn for fqn, file in index["weight_map"].items() if file == name}
+        got.update(part)
+    assert_same(got, {**base, "l1.weight": np.full(100, 9, "f4"), "l9.lora_A": np.ones(50, "f4")})
+    assert merged.nbytes == sum(path.stat().st_size for path in (tmp_path / "out").iterdir())
+    assert merged.replaced == ("l1.weight",)
+    with pytest.raises(TensorMismatchError):
+        tensorio.merge(tmp_path / "base", adapter, dst=tmp_path / "no", max_shard_size=800, on_conflict="error")
+    assert not (tmp_path / "no").exists()
+
+
+def test_command_merges_into_shards_over_the_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, lora = files(tmp_path, BASE, LORA)
+    folder = tmp_path / "model"
+    tensorio.convert(base, folder, max_shard_size=20)
+    (folder / "config.json").write_text("{}")
+    command = ["merge", str(folder), str(lora), "-o", str(folder), "--strip-prefix", PREFIX, "--max-shard-size"]
+    assert run([*command, "lots"]) == 2
+    assert "expected --max-shard-size to be" in capsys.readouterr().err
+    assert run([*command, "24B"]) == 0
+    assert (folder / "config.json").exists()
+    want = {"q.weight": BASE["q.weight"], "k.weight": LORA[PREFIX + "k.weight"],
+            "q.lora_A.weight": LORA[PREFIX + "q.lora_A.weight"]}  # fmt: skip
+    got = [safetensors.numpy.load_file(path) for path in folder.glob("model-*.safetensors")]
+    assert_same({name: array for part in got for name, array in part.items()}, want)
+
+
 def test_conflict_is_one_of_three(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="one of replace, keep, error"):
         tensorio.merge(*files(tmp_path, BASE, LORA), dst=tmp_path / "x.pt", on_conflict="sum")

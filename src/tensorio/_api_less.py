@@ -25,13 +25,14 @@ def merge(
     on_conflict: str = "replace",
     rename: Callable[[str], str] | Mapping[str, str] | None = None,
     format: str | None = None,
+    max_shard_size: int | str | None = None,
     unknown: str = "error",
     allow: Iterable[type] = (),
     key: Any = None,
     durable: bool = True,
     progress: Progress | None = None,
 ) -> Merged:
-    """Write the tensors of several checkpoints to one file, by name; no tensor is loaded.
+    """Write the tensors of several checkpoints to one, by name; no tensor is loaded.
 
     Parameters
     ----------
@@ -49,6 +50,8 @@ def merge(
         ``lambda name: name.removeprefix("base_model.model.")``.
     format : str, optional
         Of `dst`; by its suffix if not given.
+    max_shard_size : int or str, optional
+        Write several files and an index, as `save` does.
     unknown, allow
         See `open`.
     key
@@ -73,7 +76,7 @@ def merge(
     pairs are not added to the weights. Memory as `convert`.
     """
     return merge_files(
-        (base, *adapters), dst, on_conflict=on_conflict, rename=rename, format=format,
+        (base, *adapters), dst, on_conflict=on_conflict, rename=rename, format=format, max_shard_size=max_shard_size,
         reading=reading_options(False, unknown, allow, False, key=key), durable=durable, progress=progress,
     )  # fmt: skip
 

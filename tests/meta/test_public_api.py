@@ -105,8 +105,8 @@ SIGNATURES = {
     "convert": "src, dst, *, format=None, dtype=None, rename=None, max_shard_size=None, include=None, exclude=None, "
                "compact=False, unknown='error', allow=(), strict=False, key=None, durable=True, progress=None",
     "delta_chain": "path, *, key=None",
-    "merge": "base, *adapters, dst, on_conflict='replace', rename=None, format=None, unknown='error', allow=(), "
-             "key=None, durable=True, progress=None",
+    "merge": "base, *adapters, dst, on_conflict='replace', rename=None, format=None, max_shard_size=None, "
+             "unknown='error', allow=(), key=None, durable=True, progress=None",
     "strip": "src, dst, *, keep=None, include=None, exclude=None, flat=False, format=None, dry_run=False, "
              "unknown='opaque', allow=(), key=None, durable=True, progress=None",
     "recover": "src, dst, *, format=None, raw=False, keep_damaged=False, unknown='error', allow=(), encoding=None, "

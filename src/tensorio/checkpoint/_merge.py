@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tensorio import formats
 from tensorio.checkpoint._checkpoint import Checkpoint, open_checkpoint
+from tensorio.checkpoint._packing import Entry, nbytes_of, stored_entry
+from tensorio.checkpoint._shards import Shards, shard_target
 from tensorio.checkpoint._watched import write_file
 from tensorio.encryption._opening import NOT_ENCRYPTED
 from tensorio.errors import DecryptionError, TensorMismatchError, error_context
 from tensorio.plan import CheckedPlan
 
 if TYPE_CHECKING:
+    from tensorio.checkpoint._shards import ShardTarget
     from tensorio.formats._base import Format
-    from tensorio.plan import Plan
+    from tensorio.plan import LaidOut
     from tensorio.tensors import TensorInfo
 
     Progress = Callable[[int, int], object]
@@ -36,7 +40,7 @@ class Merged:
     path : str or None
         As given; None for a file object.
     nbytes : int
-        Bytes of the file.
+        Bytes of all files that were written.
     added : tuple of str
         Tensors that the base does not have.
     replaced : tuple of str
@@ -57,24 +61,43 @@ class Merged:
 
 def merge_files(
     sources: Iterable[Any], dst: Any, *, on_conflict: str, rename: Rename | None, format: str | None,
-    reading: dict[str, Any], durable: bool, progress: Progress | None,
+    max_shard_size: int | str | None, reading: dict[str, Any], durable: bool, progress: Progress | None,
 ) -> Merged:  # fmt: skip
     """Merge; see `tensorio.merge`."""
     from tensorio.checkpoint._convert import others  # needs NumPy
 
     if on_conflict not in CONFLICTS:
         raise ValueError(f"on_conflict= is one of {', '.join(CONFLICTS)}, not {on_conflict!r}")
-    target = formats.for_target(dst, format)
-    name = formats.target_name(dst)
+    write = partial(_one, formats.for_target(dst, format)) if max_shard_size is None else (
+        partial(_several, shard_target(dst, format), nbytes_of(max_shard_size)))  # fmt: skip
     with ExitStack() as stack:
         opened = [_opened(source, reading, stack) for source in sources]
         union = _Union(opened[0], on_conflict)
         for number, checkpoint in enumerate(opened[1:], 1):
             union.add(number, checkpoint, rename)
         dropped = tuple(value for checkpoint in opened for value in others(checkpoint))
-        plan = union.plan(opened, target, name or "")
-        write_file(CheckedPlan(plan, lambda: _check(opened)), dst, durable=durable, progress=progress)
-    return Merged(name, plan.nbytes, tuple(union.added), tuple(union.replaced), tuple(union.kept), dropped)
+        nbytes = write(dst, union, opened, durable=durable, progress=progress)
+    return Merged(
+        formats.target_name(dst), nbytes, tuple(union.added), tuple(union.replaced), tuple(union.kept), dropped
+    )
+
+
+def _one(target: Format, dst: Any, union: _Union, opened: list[Checkpoint], **writing: Any) -> int:
+    """Write one file; return its bytes."""
+    plan = union.plan(opened, union.names, target, formats.target_name(dst) or "")
+    write_file(CheckedPlan(plan, partial(_check, opened)), dst, **writing)
+    return plan.nbytes
+
+
+def _several(target: ShardTarget, most: int, dst: Any, union: _Union, opened: list[Checkpoint], **writing: Any) -> int:
+    """Write files of limited size and an index; return the bytes of all."""
+
+    def plan(names: list[str], file: str) -> LaidOut:
+        return union.plan(opened, names, target.format, file)
+
+    shards = Shards(target, union.entries(), most, plan)
+    shards.write(check=partial(_check, opened), **writing)
+    return shards.nbytes
 
 
 def _opened(source: Any, reading: dict[str, Any], stack: ExitStack) -> Checkpoint:
@@ -136,14 +159,24 @@ class _Union:
             )  # fmt: skip
         return True
 
-    def plan(self, opened: list[Checkpoint], target: Format, name: str) -> Plan:
-        """Lay out the file; bytes stay where they are until it is written."""
+    @property
+    def names(self) -> list[str]:
+        """Names of all tensors, in order."""
+        return list(self._found)
+
+    def entries(self) -> list[Entry]:
+        """What each tensor counts; those of the same bytes are put together."""
+        return [stored_entry(name, info, number) for name, (number, info) in self._found.items()]
+
+    def plan(self, opened: list[Checkpoint], names: list[str], target: Format, file: str) -> LaidOut:
+        """Lay out a file of some tensors; bytes stay where they are until it is written."""
         from tensorio.checkpoint._pieces import piece_of, plan_pieces  # needs NumPy
         from tensorio.tp import Cut
 
         pieces = []
-        for fqn, (number, info) in self._found.items():
+        for fqn in names:
+            number, info = self._found[fqn]
             with error_context(path=opened[number]._name):
                 piece = piece_of(opened[number], info, Cut(-1, (), 0, info.shape))
             pieces.append(piece._replace(fqn=fqn, key=(number, piece.key)))
-        return plan_pieces(pieces, target, opened[0]._opened.metadata, name)
+        return plan_pieces(pieces, target, opened[0]._opened.metadata, file)

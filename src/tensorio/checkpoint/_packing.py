@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorio.arraylike import is_tensor
 from tensorio.errors import TensorMismatchError, escaped
 
-__all__ = ["Entry", "entries_of", "nbytes_of", "split"]
+if TYPE_CHECKING:
+    from tensorio.tensors import TensorInfo
+
+__all__ = ["Entry", "entries_of", "nbytes_of", "split", "stored_entry"]
 
 
 def nbytes_of(size: int | str) -> int:
@@ -48,6 +51,12 @@ class Entry(NamedTuple):
     name: str
     nbytes: int
     storage: object = None
+
+
+def stored_entry(name: str, info: TensorInfo, file: int = 0) -> Entry:
+    """Return what a tensor of a file counts; those of the same bytes of a file are one."""
+    tied = (file, info.chunks[0].extent) if len(info.chunks) == 1 and info.nbytes else None
+    return Entry(name, info.nbytes, tied)
 
 
 def split(entries: Iterable[Entry], most: int) -> tuple[list[list[str]], int]:

@@ -23,7 +23,7 @@ from tensorio.tp._cuts import rows_of
 if TYPE_CHECKING:
     from tensorio.checkpoint._checkpoint import Checkpoint
     from tensorio.formats._base import Format
-    from tensorio.plan import Buffer, Plan, Source
+    from tensorio.plan import Buffer, LaidOut, Source
     from tensorio.tensors import TensorInfo
     from tensorio.tp import Cut
 
@@ -144,7 +144,7 @@ def _gathered(array: Any, dim: int, cut: Cut, finish: Callable[[Any], Any] | Non
 # ---------------------------------------------------------------------------- plans
 
 
-def plan_pieces(pieces: list[Piece], target: Format, metadata: dict[str, str] | None, name: str) -> Plan:
+def plan_pieces(pieces: list[Piece], target: Format, metadata: dict[str, str] | None, name: str) -> LaidOut:
     """Lay out a file of tensors.
 
     Parameters
@@ -165,7 +165,7 @@ def plan_pieces(pieces: list[Piece], target: Format, metadata: dict[str, str] | 
     return target.plan_items(items, SaveOptions(metadata=metadata, name=name))  # type: ignore[attr-defined,no-any-return]
 
 
-def _plan_tree(pieces: list[Piece], target: Any, name: str) -> Plan:
+def _plan_tree(pieces: list[Piece], target: Any, name: str) -> LaidOut:
     spaces: dict[Hashable, int] = {}
     sources: list[Source] = []
     for piece in pieces:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorio import formats
-from tensorio.checkpoint._packing import Entry, entries_of, nbytes_of, split
+from tensorio.checkpoint._packing import Entry, entries_of, nbytes_of, split, stored_entry
 from tensorio.checkpoint._several import INDEX_SUFFIX, NAMES
 from tensorio.checkpoint._sums import INSIDE, SUFFIX, hash_file, write_sums
 from tensorio.checkpoint._watched import Watched
@@ -252,11 +252,7 @@ def convert_shards(
 
     target = shard_target(path, format)
     fqns = {new: fqn for fqn, new in renamed(chosen_names(checkpoint, choice), rename).items()}
-    entries = []
-    for new, fqn in fqns.items():
-        info = checkpoint.infos[fqn]
-        tied = info.chunks[0].extent if len(info.chunks) == 1 and info.nbytes else None
-        entries.append(Entry(new, info.nbytes, tied))
+    entries = [stored_entry(new, checkpoint.infos[fqn]) for new, fqn in fqns.items()]
 
     def plan(names: list[str], file: str) -> LaidOut:
         return convert_part(checkpoint, target.format, {fqns[name]: name for name in names}, file, compact)

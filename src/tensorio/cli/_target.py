@@ -1,4 +1,4 @@
-"""The format of what a command is to write."""
+"""What a command is to write: the format, and the size of files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensorio.cli._text import spelled
 if TYPE_CHECKING:
     from tensorio.formats._base import Format
 
-__all__ = ["target_format"]
+__all__ = ["several_target", "target_format"]
 
 
 def target_format(target: str, named: str | None, hint: str = "DST") -> Format:
@@ -33,3 +33,21 @@ def target_format(target: str, named: str | None, hint: str = "DST") -> Format:
         return formats.for_target(target, named)
     except ValueError as error:
         raise click.BadParameter(spelled(str(error), "format"), param_hint=hint) from None
+
+
+def several_target(target: str, named: str | None, most: str) -> tuple[Format, int]:
+    """Return the format of several files with an index, and the most bytes of each: what ``--max-shard-size`` says.
+
+    Raises
+    ------
+    click.BadParameter
+        Nothing says which format it is, or there are none in it; `most` is no size.
+    """
+    from tensorio.checkpoint._packing import nbytes_of
+    from tensorio.checkpoint._shards import shard_target
+
+    try:
+        return shard_target(target, named).format, nbytes_of(most)
+    except ValueError as error:
+        text = spelled(str(error), "format", "max_shard_size")
+        raise click.BadParameter(text, param_hint="--max-shard-size") from None

@@ -7,18 +7,15 @@ import re
 import time
 from collections.abc import Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from tensorio.cli._key import key_option
-from tensorio.cli._target import target_format
+from tensorio.cli._target import several_target, target_format
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some, spelled
 from tensorio.errors import TensorIOError
 from tensorio.formats import WRITTEN
-
-if TYPE_CHECKING:
-    from tensorio.formats._base import Format
 
 __all__ = ["command"]
 
@@ -58,7 +55,7 @@ def command(source: str, target: str, format_: str | None, unknown: str, max_sha
     if max_shard_size is None:
         chosen = target_format(target, format_)
     else:
-        chosen, limit = _shards(target, format_, max_shard_size)
+        chosen, limit = several_target(target, format_, max_shard_size)
     start = time.perf_counter()
     try:
         with bar(cut_middle(shown(os.path.basename(target)), LABEL_MAX)) as progress:
@@ -72,17 +69,6 @@ def command(source: str, target: str, format_: str | None, unknown: str, max_sha
     except ValueError as error:
         raise click.UsageError(spelled(str(error), *OPTIONS)) from None
     console().print(_sheet(target, chosen.NAME, dropped, time.perf_counter() - start))
-
-
-def _shards(target: str, named: str | None, most: str) -> tuple[Format, int]:
-    """The format of several files, and the most bytes of each."""
-    from tensorio.checkpoint._packing import nbytes_of
-    from tensorio.checkpoint._shards import shard_target
-
-    try:
-        return shard_target(target, named).format, nbytes_of(most)
-    except ValueError as error:
-        raise click.BadParameter(spelled(str(error), *OPTIONS), param_hint="--max-shard-size") from None
 
 
 def _sheet(target: str, format_: str, dropped: list[str], seconds: float) -> Sheet:

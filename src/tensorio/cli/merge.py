@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tensorio.cli._key import key_option
-from tensorio.cli._target import target_format
+from tensorio.cli._target import several_target, target_format
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some, spelled
 from tensorio.errors import TensorIOError, TensorNotFoundError, escaped
 from tensorio.formats import WRITTEN
@@ -23,7 +23,7 @@ __all__ = ["command"]
 SCHEMA = 1
 SHOWN_MAX = 20  # names listed of each kind
 # Arguments of the function that are options here.
-OPTIONS = ("on_conflict", "format")
+OPTIONS = ("on_conflict", "format", "max_shard_size")
 LABEL_MAX = 30  # columns of a file's name beside its bar
 
 
@@ -36,31 +36,38 @@ LABEL_MAX = 30  # columns of a file's name beside its bar
 @click.option("--strip-prefix", metavar="TEXT", default="", help="Take this off the names of the adapters' tensors.")
 @click.option("--add-prefix", metavar="TEXT", default="", help="Put this before the names of the adapters' tensors.")
 @click.option("--format", "format_", type=click.Choice(WRITTEN), help="Of DST; by its suffix if not given.")
+@click.option("--max-shard-size", metavar="SIZE",
+              help="Several files of at most so many bytes, and an index, in the folder DST: 5GB.")  # fmt: skip
 @key_option(help="Where the key of BASE and of each ADAPTER is, if they are encrypted; DST is not.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def command(
     base: str, adapters: tuple[str, ...], target: str, on_conflict: str, strip_prefix: str, add_prefix: str,
-    format_: str | None, as_json: bool, key: Any,
+    format_: str | None, max_shard_size: str | None, as_json: bool, key: Any,
 ) -> None:  # fmt: skip
-    """Write the tensors of BASE and of each ADAPTER to one file; of two of one name, the later one.
+    """Write the tensors of BASE and of each ADAPTER to one checkpoint; of two of one name, the later one.
 
     Bytes are copied as they are: nothing is computed, the products of LoRA's
     pairs are not added to the weights. Names of PEFT adapters begin with
     base_model.model.; --strip-prefix takes that off. DST appears whole or not
-    at all.
+    at all; with --max-shard-size it is a folder, or a file in one that gives
+    the files their names.
     """
     import tensorio
     from tensorio.cli._progress import bar
 
-    target_format(target, format_, "--output")
+    limit = None
+    if max_shard_size is None:
+        target_format(target, format_, "--output")
+    else:
+        _, limit = several_target(target, format_, max_shard_size)
     start = time.perf_counter()
     try:
         if strip_prefix:
             _require_prefix(adapters, strip_prefix)
         with bar(cut_middle(shown(os.path.basename(target)), LABEL_MAX)) as progress:
             report = tensorio.merge(
-                base, *adapters, dst=target, on_conflict=on_conflict, format=format_, key=key, progress=progress,
-                rename=lambda name: add_prefix + name.removeprefix(strip_prefix),
+                base, *adapters, dst=target, on_conflict=on_conflict, format=format_, max_shard_size=limit, key=key,
+                progress=progress, rename=lambda name: add_prefix + name.removeprefix(strip_prefix),
             )  # fmt: skip
     except TensorIOError as error:
         error.message = spelled(error.message, *OPTIONS)
