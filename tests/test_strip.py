@@ -172,6 +172,21 @@ def test_pickled_modules_become_their_state_dicts(
         assert torch.equal(tensor, STATE[name.removeprefix(start)])
 
 
+@pytest.mark.parametrize("format", ["safetensors", "torch_zip"])
+@pytest.mark.parametrize("model", [STATE, MODEL], ids=["state_dict", "module"])
+def test_weights_are_written_in_several_files(format: str, model: Any, tmp_path: Path) -> None:
+    src, dst = tmp_path / "src.pt", tmp_path / "model"
+    torch.save({"model": model, "optimizer": OTHER}, src)
+    said = tensorio.strip(src, dst, format=format, max_shard_size=100, dry_run=True)
+    assert not dst.exists()
+    assert tensorio.strip(src, dst, format=format, max_shard_size=100) == said
+    assert said.nbytes == sum(path.stat().st_size for path in dst.iterdir())
+    index = json.loads(next(dst.glob("*.index.json")).read_text())
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in STATE.values())
+    load = safetensors.numpy.load_file if format == "safetensors" else torch.load
+    assert_state({name: load(dst / file)[name] for name, file in index["weight_map"].items()})
+
+
 def test_storages_are_trimmed(tmp_path: Path) -> None:
     big = torch.zeros(100_000)
     torch.save({"model": {"a": big[:10]}, "optimizer": {"b": big}}, tmp_path / "src.pt")
@@ -219,9 +234,19 @@ def test_command_says_what_was_left_out(tmp_path: Path, capsys: pytest.CaptureFi
     assert_state(safetensors.numpy.load_file(dst))
 
 
+def test_command_writes_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    src, dst = tmp_path / "src.pt", tmp_path / "model"
+    torch.save({"model": STATE, "optimizer": OTHER}, src)
+    assert run(["strip", str(src), str(dst), "--max-shard-size", "100B"]) == 0
+    assert "kept: 7 tensors, of model" in capsys.readouterr().out
+    assert_state({name: array for path in dst.glob("*.safetensors")
+                  for name, array in safetensors.numpy.load_file(path).items()})  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
+        (["--max-shard-size", "lots"], 2, "expected --max-shard-size to be a number of bytes"),
         (["--keep", "none"], 1, "--keep 'none' is no entry with tensors"),
         (["--include", "x"], 1, "fits none of"),
         (["--exclude", "a**"], 2, "stands for whole levels"),

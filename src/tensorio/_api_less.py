@@ -90,6 +90,7 @@ def strip(
     exclude: str | Iterable[str] | None = None,
     flat: bool = False,
     format: str | None = None,
+    max_shard_size: int | str | None = None,
     dry_run: bool = False,
     unknown: str = "opaque",
     allow: Iterable[type] = (),
@@ -121,6 +122,8 @@ def strip(
         do.
     format : str, optional
         Of `dst`; by its suffix if not given.
+    max_shard_size : int or str, optional
+        Write several files and an index, as `save` does; names are flat then.
     dry_run : bool
         Only say what would be done.
     unknown : {"opaque", "error"}
@@ -146,7 +149,8 @@ def strip(
     from tensorio.checkpoint._strip import strip_file
 
     return strip_file(
-        src, dst, keep=keep, include=include, exclude=exclude, flat=flat, format=format, dry_run=dry_run,
+        src, dst, keep=keep, include=include, exclude=exclude, flat=flat, format=format,
+        max_shard_size=max_shard_size, dry_run=dry_run,
         reading=reading_options(False, unknown, allow, False, key=key), durable=durable, progress=progress,
     )  # fmt: skip
 

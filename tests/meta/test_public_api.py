@@ -107,8 +107,8 @@ SIGNATURES = {
     "delta_chain": "path, *, key=None",
     "merge": "base, *adapters, dst, on_conflict='replace', rename=None, format=None, max_shard_size=None, "
              "unknown='error', allow=(), key=None, durable=True, progress=None",
-    "strip": "src, dst, *, keep=None, include=None, exclude=None, flat=False, format=None, dry_run=False, "
-             "unknown='opaque', allow=(), key=None, durable=True, progress=None",
+    "strip": "src, dst, *, keep=None, include=None, exclude=None, flat=False, format=None, max_shard_size=None, "
+             "dry_run=False, unknown='opaque', allow=(), key=None, durable=True, progress=None",
     "recover": "src, dst, *, format=None, raw=False, keep_damaged=False, unknown='error', allow=(), encoding=None, "
                "key=None, durable=True, progress=None",
     "verify": "path, *, manifest=None, require=False, key=None, progress=None",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], object]
 
-__all__ = ["ShardTarget", "Shards", "convert_shards", "prepare_shards", "shard_target"]
+__all__ = ["ShardTarget", "Shards", "convert_shards", "converted_shards", "prepare_shards", "shard_target"]
 
 # What files in a folder are called if only the folder is named, by format.
 _DEFAULTS = {"safetensors": ("model", ".safetensors"), "torch_zip": ("pytorch_model", ".bin")}
@@ -248,16 +248,26 @@ def convert_shards(
     compact: bool, *, durable: bool, progress: Progress | None,
 ) -> list[str]:  # fmt: skip
     """Write a checkpoint again in files of limited size; see `tensorio.convert`."""
-    from tensorio.checkpoint._convert import chosen_names, convert_part, others, renamed
+    from tensorio.checkpoint._convert import chosen_names, others
 
     target = shard_target(path, format)
-    fqns = {new: fqn for fqn, new in renamed(chosen_names(checkpoint, choice), rename).items()}
-    entries = [stored_entry(new, checkpoint.infos[fqn]) for new, fqn in fqns.items()]
+    names = chosen_names(checkpoint, choice)
+    shards = converted_shards(checkpoint, target, nbytes_of(size), names, rename, compact)
+    shards.write(check=checkpoint.check_unchanged, durable=durable, progress=progress)
+    notes = [f"__metadata__.{key}" for key in checkpoint.metadata] if hasattr(target.format, "plan_tree") else []
+    return notes + ([] if choice.only else others(checkpoint))
+
+
+def converted_shards(
+    checkpoint: Checkpoint, target: ShardTarget, most: int, names: list[str], rename: Rename | None, compact: bool
+) -> Shards:
+    """Lay out tensors of a checkpoint in files of limited size."""
+    from tensorio.checkpoint._convert import convert_part, renamed
+
+    fqns = {new: fqn for fqn, new in renamed(names, rename).items()}
 
     def plan(names: list[str], file: str) -> LaidOut:
         return convert_part(checkpoint, target.format, {fqns[name]: name for name in names}, file, compact)
 
-    shards = Shards(target, entries, nbytes_of(size), plan)
-    shards.write(check=checkpoint.check_unchanged, durable=durable, progress=progress)
-    notes = [f"__metadata__.{key}" for key in checkpoint.metadata] if hasattr(target.format, "plan_tree") else []
-    return notes + ([] if choice.only else others(checkpoint))
+    entries = [stored_entry(new, checkpoint.infos[fqn]) for new, fqn in fqns.items()]
+    return Shards(target, entries, most, plan)

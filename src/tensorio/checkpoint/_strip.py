@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tensorio import formats
 from tensorio.checkpoint._checkpoint import Checkpoint, open_checkpoint
 from tensorio.checkpoint._choosing import Choice, like, part_of
+from tensorio.checkpoint._packing import nbytes_of
+from tensorio.checkpoint._shards import converted_shards, shard_target
 from tensorio.checkpoint._watched import write_file
 from tensorio.errors import TensorMismatchError, error_context, escaped
 from tensorio.formats._base import SaveOptions
@@ -22,10 +25,12 @@ from tensorio.tp._patterns import Pattern
 from tensorio.tree import Path, is_leaf, leaves
 
 if TYPE_CHECKING:
+    from tensorio.checkpoint._shards import Shards, ShardTarget
     from tensorio.formats._base import Format
     from tensorio.plan import Plan
 
     Progress = Callable[[int, int], object]
+    Write = Callable[..., object]
 
 __all__ = ["TRAINING", "WEIGHTS", "Stripped", "strip_file"]
 
@@ -77,7 +82,7 @@ class Stripped:
     dropped : dict of str to int
         What was left out, by key of the outermost dict, and the bytes of its tensors.
     nbytes : int
-        Bytes of the file; those it would have had, with ``dry_run=True``.
+        Bytes of all files; those they would have had, with ``dry_run=True``.
     """
 
     path: str | None
@@ -94,19 +99,32 @@ class Stripped:
 
 def strip_file(
     src: Any, dst: Any, *, keep: str | None, include: str | Iterable[str] | None, exclude: str | Iterable[str] | None,
-    flat: bool, format: str | None, dry_run: bool, reading: dict[str, Any], durable: bool, progress: Progress | None,
+    flat: bool, format: str | None, max_shard_size: int | str | None, dry_run: bool, reading: dict[str, Any],
+    durable: bool, progress: Progress | None,
 ) -> Stripped:  # fmt: skip
     """Strip; see `tensorio.strip`."""
-    target = formats.for_target(dst, format)
-    name = formats.target_name(dst)
+    lay_out = partial(_one, formats.for_target(dst, format), flat) if max_shard_size is None else (
+        partial(_several, shard_target(dst, format), nbytes_of(max_shard_size)))  # fmt: skip
     choice = Choice(include, exclude)
     with open_checkpoint(src, **reading) as checkpoint:
         with error_context(path=checkpoint._name):
             part = _Part(checkpoint, keep, choice)
-            plan = part.plan(target, flat or not hasattr(target, "plan_tree"), name)
+            nbytes, write = lay_out(dst, part, checkpoint.check_unchanged)
         if not dry_run:
-            write_file(CheckedPlan(plan, checkpoint.check_unchanged), dst, durable=durable, progress=progress)
-        return Stripped(name, part.entry, tuple(part.kept), part.dropped(), plan.nbytes)
+            write(durable=durable, progress=progress)
+        return Stripped(formats.target_name(dst), part.entry, tuple(part.kept), part.dropped(), nbytes)
+
+
+def _one(target: Format, flat: bool, dst: Any, part: _Part, check: Callable[[], object]) -> tuple[int, Write]:
+    """Lay out one file: its bytes, and what writes it."""
+    plan = part.plan(target, flat or not hasattr(target, "plan_tree"), formats.target_name(dst))
+    return plan.nbytes, partial(write_file, CheckedPlan(plan, check), dst)
+
+
+def _several(target: ShardTarget, most: int, _dst: Any, part: _Part, check: Callable[[], object]) -> tuple[int, Write]:
+    """Lay out files of limited size and an index: the bytes of all, and what writes them."""
+    shards = part.shards(target, most)
+    return shards.nbytes, partial(shards.write, check=check)
 
 
 class _Part:
@@ -170,16 +188,23 @@ class _Part:
                 out[key] = out.get(key, 0) + info.nbytes
         return {key: nbytes for key, nbytes in out.items() if nbytes or not self._choice.only}
 
+    def _names(self) -> dict[str, str]:
+        """The names of the tensors below the key."""
+        start = "" if self.entry is None else f"{self.entry}."
+        return {fqn: fqn.removeprefix(start) for fqn in self.kept}
+
+    def shards(self, target: ShardTarget, most: int) -> Shards:
+        """Lay out files of limited size."""
+        return converted_shards(self._checkpoint, target, most, self.kept, self._names(), compact=True)
+
     def plan(self, target: Format, flat: bool, name: str | None) -> Plan:
         """Lay out the file."""
         from tensorio.checkpoint._convert import convert_checkpoint, plan_tree  # needs NumPy
 
         checkpoint = self._checkpoint
         if flat or self._tree is None:
-            start = "" if self.entry is None else f"{self.entry}."
-            names = {fqn: fqn.removeprefix(start) for fqn in self.kept}
             exactly = _Exactly(self.kept)
-            return convert_checkpoint(checkpoint, target, name, names, choice=exactly, compact=True)[0]
+            return convert_checkpoint(checkpoint, target, name, self._names(), choice=exactly, compact=True)[0]
         tree: Any = self._tree
         if not self._choice.only:
             tree = like(self._tree, [(key, node) for key, node in self._tree.items() if self._keeps(key)])

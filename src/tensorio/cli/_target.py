@@ -11,43 +11,35 @@ from tensorio.cli._text import spelled
 if TYPE_CHECKING:
     from tensorio.formats._base import Format
 
-__all__ = ["several_target", "target_format"]
+__all__ = ["target_format"]
 
 
-def target_format(target: str, named: str | None, hint: str = "DST") -> Format:
-    """Return the format of a target, by what ``--format`` says or by its suffix.
+def target_format(
+    target: str, named: str | None, most: str | None = None, hint: str = "DST"
+) -> tuple[Format, int | None]:
+    """Return the format of a target, by ``--format`` or its suffix, and the most bytes of each file if it is several.
 
     Parameters
     ----------
+    most : str, optional
+        What ``--max-shard-size`` says.
     hint : str
         What the target is called on the command line.
 
     Raises
     ------
     click.BadParameter
-        Nothing says which one it is.
+        Nothing says which format it is; `most` is no size.
     """
     from tensorio import formats
-
-    try:
-        return formats.for_target(target, named)
-    except ValueError as error:
-        raise click.BadParameter(spelled(str(error), "format"), param_hint=hint) from None
-
-
-def several_target(target: str, named: str | None, most: str) -> tuple[Format, int]:
-    """Return the format of several files with an index, and the most bytes of each: what ``--max-shard-size`` says.
-
-    Raises
-    ------
-    click.BadParameter
-        Nothing says which format it is, or there are none in it; `most` is no size.
-    """
     from tensorio.checkpoint._packing import nbytes_of
     from tensorio.checkpoint._shards import shard_target
 
     try:
-        return shard_target(target, named).format, nbytes_of(most)
+        limit = None if most is None else nbytes_of(most)
     except ValueError as error:
-        text = spelled(str(error), "format", "max_shard_size")
-        raise click.BadParameter(text, param_hint="--max-shard-size") from None
+        raise click.BadParameter(spelled(str(error), "max_shard_size"), param_hint="--max-shard-size") from None
+    try:
+        return (formats.for_target(target, named) if limit is None else shard_target(target, named).format), limit
+    except ValueError as error:
+        raise click.BadParameter(spelled(str(error), "format", "max_shard_size"), param_hint=hint) from None

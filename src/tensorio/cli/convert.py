@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from tensorio.cli._key import key_option
-from tensorio.cli._target import several_target, target_format
+from tensorio.cli._target import target_format
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some, spelled
 from tensorio.errors import TensorIOError
 from tensorio.formats import WRITTEN
@@ -51,11 +51,7 @@ def command(source: str, target: str, format_: str | None, unknown: str, max_sha
     import tensorio
     from tensorio.cli._progress import bar
 
-    limit = None
-    if max_shard_size is None:
-        chosen = target_format(target, format_)
-    else:
-        chosen, limit = several_target(target, format_, max_shard_size)
+    chosen, limit = target_format(target, format_, max_shard_size)
     start = time.perf_counter()
     try:
         with bar(cut_middle(shown(os.path.basename(target)), LABEL_MAX)) as progress:

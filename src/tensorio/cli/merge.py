@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tensorio.cli._key import key_option
-from tensorio.cli._target import several_target, target_format
+from tensorio.cli._target import target_format
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some, spelled
 from tensorio.errors import TensorIOError, TensorNotFoundError, escaped
 from tensorio.formats import WRITTEN
@@ -55,11 +55,7 @@ def command(
     import tensorio
     from tensorio.cli._progress import bar
 
-    limit = None
-    if max_shard_size is None:
-        target_format(target, format_, "--output")
-    else:
-        _, limit = several_target(target, format_, max_shard_size)
+    _, limit = target_format(target, format_, max_shard_size, "--output")
     start = time.perf_counter()
     try:
         if strip_prefix:

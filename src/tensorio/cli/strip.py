@@ -24,7 +24,7 @@ SCHEMA = 1
 SHOWN_MAX = 40  # entries listed
 LABEL_MAX = 30  # columns of a file's name beside its bar
 # Arguments of the function that are options here.
-OPTIONS = ("keep", "include", "exclude", "flat", "format")
+OPTIONS = ("keep", "include", "exclude", "flat", "format", "max_shard_size")
 
 
 @click.command("strip", short_help="Write the weights of a training checkpoint, without the rest.")
@@ -35,11 +35,15 @@ OPTIONS = ("keep", "include", "exclude", "flat", "format")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="Do not keep these tensors.")
 @click.option("--flat", is_flag=True, help="Leave out the key above the weights; .safetensors always does.")
 @click.option("--format", "format_", type=click.Choice(WRITTEN), help="Of DST; by its suffix if not given.")
+@click.option("--max-shard-size", metavar="SIZE",
+              help="Several files of at most so many bytes, and an index, in the folder DST: 5GB.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Write nothing; say what would be left out.")
 @key_option(help="Where the key of SRC is, if it is encrypted; DST is not.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def command(source: str, target: str, as_json: bool, format_: str | None, include: tuple[str, ...],
-            exclude: tuple[str, ...], **options: Any) -> None:  # fmt: skip
+def command(
+    source: str, target: str, as_json: bool, format_: str | None, max_shard_size: str | None,
+    include: tuple[str, ...], exclude: tuple[str, ...], **options: Any,
+) -> None:  # fmt: skip
     """Write what inference needs of SRC to DST: no optimizer, no schedule, no RNG state, no second copy of the weights.
 
     The weights are below state_dict, model_state_dict, model, module and the
@@ -50,12 +54,12 @@ def command(source: str, target: str, as_json: bool, format_: str | None, includ
     import tensorio
     from tensorio.cli._progress import bar
 
-    target_format(target, format_)
+    _, limit = target_format(target, format_, max_shard_size)
     start = time.perf_counter()
     try:
         with bar(cut_middle(shown(os.path.basename(target)), LABEL_MAX)) as progress:
             report = tensorio.strip(source, target, include=include or None, exclude=exclude or None, format=format_,
-                                    progress=progress, **options)  # fmt: skip
+                                    max_shard_size=limit, progress=progress, **options)  # fmt: skip
     except TensorIOError as error:
         error.message = spelled(error.message, *OPTIONS)
         raise
