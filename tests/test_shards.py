@@ -26,6 +26,7 @@ import safetensors.torch
 import torch
 
 import tensorio
+import tensorio.torch
 from tensorio import _host
 from tensorio.checkpoint._packing import Entry, entries_of, nbytes_of, split
 from tensorio.checkpoint._sums import INSIDE as SUMS
@@ -245,6 +246,28 @@ def test_targets_that_are_no_folder(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------- convert
+
+
+def test_folder_without_a_limit_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match="is a folder; name a file in it, or say max_shard_size= to save several files"
+    ):
+        tensorio.save({"x": np.ones(2)}, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_torch_reads_the_files_of_a_folder_one_by_one(tmp_path: Path) -> None:
+    """As docs/shards.md says."""
+    saved = {"a": torch.ones(3, dtype=torch.bfloat16), "b": torch.ones(4)}
+    tensorio.save(saved, tmp_path, max_shard_size=8)
+    with pytest.raises(
+        IsADirectoryError, match=r"expected one file, found a folder; tensorio\.open and load take those"
+    ):
+        tensorio.torch.load(tmp_path)
+    with tensorio.open(tmp_path) as checkpoint:
+        state = {name: tensor for file in checkpoint.files for name, tensor in tensorio.torch.load_file(file).items()}
+    assert state.keys() == saved.keys()
+    assert all(torch.equal(state[name], saved[name]) for name in saved)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])

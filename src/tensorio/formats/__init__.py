@@ -94,6 +94,8 @@ def for_target(target: object, name: str | None = None) -> Format:
     for candidate in _NAMES:
         if suffix in get(candidate).SUFFIXES:
             return get(candidate)
+    if os.path.isdir(path):
+        raise ValueError(f"{path!r} is a folder; name a file in it, or say max_shard_size= to save several files to it")
     known = [s for n in _NAMES for s in get(n).SUFFIXES]
     raise ValueError(f"the suffix {suffix!r} names no format; known are {', '.join(known)}; or give format=")
 

@@ -122,7 +122,9 @@ def _require_regular(fd: int, name: str) -> None:
     if stat.S_ISREG(mode):
         return
     if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, "expected a checkpoint file, found a folder of no known layout", name)
+        raise IsADirectoryError(
+            errno.EISDIR, "expected one file, found a folder; tensorio.open and load take those of several files", name
+        )
     kinds = ((stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a character device"))
     kind = next((word for test, word in kinds if test(mode)), "a device")
     raise UnsupportedError(f"expected a regular file, found {kind}", path=name)
