@@ -192,7 +192,8 @@ def convert(
     Notes
     -----
     Bytes go from the source's mapping to the target a piece at a time: under
-    64 MiB of memory, whatever the size.
+    64 MiB of memory, whatever the size. What is encrypted and no
+    ``.safetensors`` is decrypted to memory first.
     """
     from tensorio.checkpoint._choosing import Choice
     from tensorio.checkpoint._convert import convert_checkpoint
