@@ -926,6 +926,20 @@ def test_inspect_of_100000_tensors_stays_readable(tmp_path: Path) -> None:
     assert text.count("\n") < 300
 
 
+def test_interrupt_while_modules_are_imported_has_no_traceback() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'tensorio.cli.shard': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from tensorio.__main__ import main\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

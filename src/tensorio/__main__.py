@@ -7,7 +7,8 @@ from importlib.util import find_spec
 
 __all__ = ["main"]
 
-WRONG_USE = 2
+# What a shell reports for a program that died of the signal (128 + its number).
+WRONG_USE, INTERRUPTED = 2, 130
 
 
 def main() -> int:
@@ -22,9 +23,12 @@ def main() -> int:
     if missing:
         print(f"tensorio: the command line needs {' and '.join(missing)}: pip install 'tensorio[cli]'", file=sys.stderr)
         return WRONG_USE
-    from tensorio.cli import run
+    try:
+        from tensorio.cli import run
 
-    return run()
+        return run()
+    except KeyboardInterrupt:  # while modules are imported; later, it is the command's
+        return INTERRUPTED
 
 
 if __name__ == "__main__":
