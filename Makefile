@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 CC_STRICT = -std=c11 -O2 -Wall -Wextra -Wconversion -Wshadow -Werror
+CC_SANITIZED = -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 C_TESTS = $(basename $(notdir $(wildcard tests/c/test_*.c)))
 C_STYLED = $(filter-out csrc/crc32_tables.h,$(wildcard csrc/*.[ch] csrc/host/*.[ch] tests/c/*.[ch] fuzz/*.[ch]))
 SOURCES = $(wildcard csrc/*.[ch] csrc/host/*.[ch] src/tensorio/*.pyx src/tensorio/*.px[di]) setup.py pyproject.toml
@@ -117,18 +118,19 @@ ccheck:
 
 # The C tests under sanitizers, and for 64-bit ARM under emulation.
 ctest:
-	mkdir -p build/c
+	rm -rf build/c && mkdir -p build/c
+	cd build/c && $(CC) $(CC_SANITIZED) -I../../csrc -c ../../csrc/*.c
 	for t in $(C_TESTS); do \
-		$(CC) -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -Icsrc -Itests/c \
-			tests/c/$$t.c csrc/*.c -o build/c/$$t && build/c/$$t || exit 1; \
+		$(CC) $(CC_SANITIZED) -Icsrc -Itests/c tests/c/$$t.c build/c/*.o -o build/c/$$t && build/c/$$t || exit 1; \
 	done
 
 ARM_CC = aarch64-linux-gnu-gcc
 ARM_RUN = qemu-aarch64 -L /usr/aarch64-linux-gnu
 ctest-arm:
-	mkdir -p build/arm
+	rm -rf build/arm && mkdir -p build/arm
+	cd build/arm && $(ARM_CC) $(CC_STRICT) -I../../csrc -c ../../csrc/*.c
 	for t in $(C_TESTS); do \
-		$(ARM_CC) $(CC_STRICT) -Icsrc -Itests/c tests/c/$$t.c csrc/*.c -o build/arm/$$t \
+		$(ARM_CC) $(CC_STRICT) -Icsrc -Itests/c tests/c/$$t.c build/arm/*.o -o build/arm/$$t \
 			&& $(ARM_RUN) build/arm/$$t || exit 1; \
 	done
 
