@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import resource
@@ -18,6 +19,18 @@ import pytest
 import cases
 
 Child = Callable[..., Any]
+
+
+def pytest_configure() -> None:
+    """Have Ctrl-C heard in the tests' processes: a shell that starts us in the background has it ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is there by now, modules of torch most of all, out of every collection of garbage that follows."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
