@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cryptography", reason="needs the extra crypt")
+pytest.importorskip("torch")
+pytest.importorskip("safetensors")
 import safetensors.numpy
 
 import tensorio
