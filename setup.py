@@ -4,6 +4,7 @@ No per-file SIMD flags: kernels carry target attributes and are chosen at run
 time, so one build runs on every CPU of its architecture.
 
 Switches (environment): TENSORIO_DEBUG=1 builds with -O0 -g and line tracing,
+TENSORIO_QUICK=1 with -O0 in a third of the time, for what is only tested,
 TENSORIO_SANITIZE=1 with address and undefined-behaviour sanitizers, =thread with
 the thread sanitizer, TENSORIO_COVERAGE=1 with counters for gcov.
 """
@@ -17,13 +18,18 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 DEBUG = os.environ.get("TENSORIO_DEBUG") == "1"
+QUICK = os.environ.get("TENSORIO_QUICK") == "1"
 SANITIZE = os.environ.get("TENSORIO_SANITIZE", "").replace("0", "").replace("1", "address,undefined")
 COVERAGE = os.environ.get("TENSORIO_COVERAGE") == "1"
 
 if sys.platform == "win32":
     compile_args, link_args = ["/std:c11", "/O2"], []
 else:
-    compile_args = ["-std=c11", *(["-O0", "-g"] if DEBUG else ["-O3", "-g0"]), "-fvisibility=hidden"]
+    compile_args = [
+        "-std=c11",
+        *(["-O0", "-g"] if DEBUG else ["-O0" if QUICK else "-O3", "-g0"]),
+        "-fvisibility=hidden",
+    ]
     compile_args += ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
     link_args = []
 if SANITIZE:
