@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -181,3 +182,56 @@ def test_what_can_not_be_saved_is_told_at_once(tmp_path: Path) -> None:
             manager.save(1, items={"a": {"w": np.ones(3)}, "b": {"w": np.array([np.nan])}}, block=False)
         manager.wait()
         assert os.listdir(tmp_path) == [".lock"]
+
+
+def test_an_interrupted_close_keeps_the_lock_as_long_as_it_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    manager = Manager(tmp_path)
+    future = manager.save(1, {"w": np.zeros(3)}, block=False, progress=lambda *_: go_on.wait(60))
+
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tensorio.AsyncSaver, "_wait_for_writes", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            manager.close()
+    with pytest.raises(tensorio.LockedError):
+        Manager(tmp_path).save(2, {"w": np.zeros(3)})
+    go_on.set()
+    manager.close()
+    assert future.result().step == 1
+    with Manager(tmp_path) as other:
+        other.save(2, {"w": np.zeros(3)})
+        assert other.steps() == [1, 2]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_forked_while_a_step_is_removed_is_told_who_writes(tmp_path: Path) -> None:
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with manager._turn:
+            held.set()
+            go_on.wait(60)
+
+    with Manager(tmp_path) as manager:
+        manager.save(1, {"w": np.zeros(3)})
+        thread = threading.Thread(target=hold)
+        thread.start()
+        assert held.wait(60)
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(30)
+            try:
+                manager.save(2, {"w": np.zeros(3)})
+            except tensorio.LockedError:
+                os._exit(0)
+            finally:
+                os._exit(1)
+        go_on.set()
+        thread.join()
+        assert os.waitpid(pid, 0)[1] == 0
+        assert manager.steps() == [1]

@@ -342,10 +342,9 @@ class AsyncSaver:
         """Wait until all saves are written, and let go of the memory; what failed unseen is raised, as by `wait`."""
         self._turn.refuse_here("close()")
         self._closed = True
-        try:
-            self.wait()
-        finally:
-            self._let_go()
+        self._wait_for_writes(None)  # interrupted, it leaves the memory to what is still written
+        self._let_go()
+        self._raise_unseen()
 
     def _let_go(self) -> None:
         self._buffers.drop()

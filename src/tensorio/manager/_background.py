@@ -69,6 +69,11 @@ class Background:
                 if future.unseen:
                     future.result()
 
+    @property
+    def pending(self) -> bool:
+        """Whether something is not written yet."""
+        return self._saver is not None and self._saver.pending > 0
+
     def refuse_here(self, what: str) -> None:
         """Raise in a callback that the thread which writes has called: it would wait for itself."""
         if self._saver is not None:
@@ -77,8 +82,11 @@ class Background:
     def close(self, *, tell: bool = True) -> None:
         """Wait, and let go of the saver's memory; raise what failed unseen, or leave it to be printed at the end."""
         if self._saver is not None:
-            saver, self._saver = self._saver, None
-            saver.close()
+            try:
+                self._saver.close()
+            finally:
+                if not self.pending:  # else somebody interrupted it, and may ask again
+                    self._saver = None
         if tell:
             self.raise_unseen()
 

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Literal, overload
@@ -24,6 +25,8 @@ from tensorio.manager._remote import RemoteSteps
 from tensorio.manager._retention import Best, Kept, Policy, superfluous
 
 __all__ = ["CheckpointManager"]
+
+_managers: weakref.WeakSet[CheckpointManager] = weakref.WeakSet()
 
 
 class CheckpointManager(StepReader):
@@ -96,9 +99,14 @@ class CheckpointManager(StepReader):
         self._durable = durable
         self._options = {"durable": durable, "check_finite": finite, **options}
         self._infos: dict[int, StepInfo] = {}  # of steps that were looked at for their metrics
+        self._closed = False
+        self._begin()
+        _managers.add(self)
+
+    def _begin(self) -> None:
+        """Begin with nothing pending; also in a forked child, which lacks the thread that may hold the lock."""
         self._turn = threading.RLock()  # of whoever writes
         self._background = Background()
-        self._closed = False
 
     # ---------------------------------------------------------------- saving
 
@@ -352,7 +360,8 @@ class CheckpointManager(StepReader):
         try:
             self._background.close(tell=tell)
         finally:
-            self._steps.close()
+            if not self._background.pending:
+                self._steps.close()
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -391,3 +400,12 @@ def _checked(step: int) -> int:
     if not 0 <= number < STEPS_MAX:
         raise ValueError(f"expected a step from 0 to {STEPS_MAX - 1}, found {number}")
     return number
+
+
+def _begin_in_child() -> None:
+    for manager in list(_managers):
+        manager._begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_in_child)
