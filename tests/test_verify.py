@@ -561,6 +561,17 @@ def test_files_that_are_right_and_an_index_that_is_not(folder: Path) -> None:
     assert problems_of(report) == [("ChecksumError", "m")]
 
 
+def test_loading_compares_the_index_too(folder: Path) -> None:
+    tensorio.write_manifest(folder)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(index.read_text() + " ")
+    for path in (folder, index):
+        tensorio.load(path)
+        for act in (tensorio.load, tensorio.open):
+            with pytest.raises(tensorio.ChecksumError, match="index"):
+                act(path, verify=True)
+
+
 def test_shard_of_another_save_is_not_named(folder: Path) -> None:
     tensorio.write_manifest(folder)
     (folder / "model-00006-of-00006.safetensors").write_bytes(shard(folder, 0).read_bytes())

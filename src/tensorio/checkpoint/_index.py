@@ -87,6 +87,10 @@ def _open_place(path: str, place: Place, options: dict[str, Any]) -> Checkpoint:
 
 def _open_index(path: str, index: str, options: dict[str, Any]) -> Checkpoint:
     """Open the files that an index names; see `open_several`."""
+    if options.get("verify"):
+        from tensorio.checkpoint._verify import verify_names
+
+        verify_names(index, index).raise_first()
     folder = os.path.dirname(index)
     wanted = read_index(index)
     files = dict.fromkeys(wanted.values())

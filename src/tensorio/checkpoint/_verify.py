@@ -90,10 +90,10 @@ def _verify_unopened(
     return report
 
 
-def verify_names(folder: str, name: str, manifest: Any, progress: Progress | None) -> Report:
-    """Compare the files of a folder with its manifest alone; called `name` in messages."""
+def verify_names(path: str, name: str, manifest: Any = None, progress: Progress | None = None) -> Report:
+    """Compare a file, or those of a folder, with the manifest alone; called `name` in messages."""
     report = Report(name, "")
-    found = _manifest(folder, manifest, report)
+    found = _manifest(path, manifest, report)
     _Verification(report, [], found, progress).run()
     return report
 
