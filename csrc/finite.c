@@ -172,14 +172,10 @@ size_t tio_match_runs(const tio_match_run *runs, size_t from, size_t to,
     for (; from < to; from++) {
         const tio_match_run *run = &runs[from];
         const tio_match_kind *kind = &kinds[run->kind];
-        const unsigned width = (unsigned)kind->width;
         const uint8_t *buf = (const uint8_t *)(uintptr_t)run->address;
-        size_t count;
+        const size_t count = kind->width ? (size_t)run->nbytes / (size_t)kind->width : 0;
 
-        if (!known_width(width))
-            continue;
-        count = (size_t)run->nbytes / width;
-        *first = chosen->fn(buf, count, width, kind->mask, kind->pattern);
+        *first = tio_match_find(buf, count, (unsigned)kind->width, kind->mask, kind->pattern);
         if (*first < count)
             return from;
     }

@@ -57,7 +57,6 @@ cdef extern from "crc32.h" nogil:
 
 cdef extern from "finite.h" nogil:
     void tio_match_init()
-    size_t tio_match_find(const uint8_t *buf, size_t count, unsigned width, uint64_t mask, uint64_t pattern)
     size_t tio_match_count(const uint8_t *buf, size_t count, unsigned width, uint64_t mask, uint64_t pattern)
     ctypedef struct tio_match_kind:
         uint64_t width
