@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,9 @@ import torch
 
 import cases
 import tensorio
+import tensorio.torch
 from tensorio.errors import ChecksumError, FormatError, HeaderError, TruncatedError
+from tensorio.torch import _files
 
 Array = np.ndarray[Any, Any]
 KINDS = {"model.safetensors": safetensors.torch.save_file, "pytorch_model.bin": torch.save}
@@ -385,3 +388,39 @@ def test_packed_records_of_several_files(tmp_path: Path) -> None:
         "up",
         "step",
     ]
+
+
+def test_torch_tensors_of_all_files(folder: Path) -> None:
+    want = tensors_of()
+    (index,) = folder.glob("*.index.json")
+    for path in (folder, str(folder), index):
+        for load in (tensorio.torch.load, tensorio.torch.load_file):
+            found = load(path)
+            assert {fqn: (t.dtype, raw(t)) for fqn, t in found.items()} == {
+                fqn: (t.dtype, raw(t)) for fqn, t in want.items()
+            }
+
+
+def test_torch_tensors_are_of_one_save(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody puts other files there once the first one is loaded."""
+    want, real = tensors_of(1), _files.load_file
+
+    def load_file(*args: Any, **options: Any) -> Any:
+        found = real(*args, **options)
+        if not os.path.isdir(args[0]) and (folder / "first").exists():
+            (folder / "first").unlink()
+            shutil.rmtree(folder)
+            write(folder, kind, want, parts=2)
+        return found
+
+    (folder / "first").touch()
+    monkeypatch.setattr(_files, "load_file", load_file)
+    assert {fqn: raw(t) for fqn, t in load_file(folder).items()} == {fqn: raw(t) for fqn, t in want.items()}
+
+
+def test_torch_refuses_an_index_that_does_not_fit(folder: Path) -> None:
+    change_index(folder, lambda index: index["weight_map"].pop("ids"))
+    for load in (tensorio.torch.load, tensorio.torch.load_file):
+        with pytest.raises(HeaderError, match="does not name") as caught:
+            load(folder)
+        assert isinstance(caught.value, tensorio.torch.LoadError)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from tensorio.checkpoint._checkpoint import Checkpoint, open_single
 from tensorio.checkpoint._manifest import is_plain_name
@@ -35,8 +35,9 @@ from tensorio.storage.opening import open_storage
 from tensorio.tensors import ROW, Table
 from tensorio.tree import is_leaf
 
-__all__ = ["open_joined", "open_several", "read_index"]
+__all__ = ["of_one_save", "open_joined", "open_several", "read_index"]
 
+Found = TypeVar("Found")
 _TRIES = 10  # at a set of files that somebody replaces as it is opened
 _SHOWN_MAX = 3  # names in a message
 _DIMS, _STORAGE = 3, 4  # fields of a row, csrc/table.h
@@ -65,21 +66,38 @@ def open_several(path: str, **options: Any) -> Checkpoint:
     -----
     Files that are replaced meanwhile are opened again, so that all are of one save.
     """
+    return of_one_save(path, partial(_open_place, path, options), Checkpoint.close)
+
+
+def of_one_save(
+    path: str, act: Callable[[Place], Found], undo: Callable[[Found], object] = lambda found: None
+) -> Found:
+    """Return what `act` makes of the files that are there; again, if others have taken their place meanwhile.
+
+    Parameters
+    ----------
+    path : str
+        See `place_of_several`.
+    act : callable
+        Is given the file that says which files there are.
+    undo : callable
+        Lets go of what is not returned.
+    """
     for _ in range(_TRIES):
         place = place_in(path)
         try:
-            checkpoint = _open_place(path, place, options)
+            found = act(place)
         except (TensorIOError, OSError):
             if place_in(path) == place:
                 raise
             continue
         if place_in(path) == place:
-            return checkpoint
-        checkpoint.close()
+            return found
+        undo(found)
     raise FormatError(f"the files were replaced {_TRIES} times while they were opened; try again", path=path)
 
 
-def _open_place(path: str, place: Place, options: dict[str, Any]) -> Checkpoint:
+def _open_place(path: str, options: dict[str, Any], place: Place) -> Checkpoint:
     if place.is_index:
         return _open_index(path, place.path, options)
     return open_single(place.path, **options)

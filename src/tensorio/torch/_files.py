@@ -16,6 +16,7 @@ from tensorio.tensors import CONJ, NEG, REQUIRES_GRAD
 from tensorio.torch._errors import torch_errors
 from tensorio.torch._load import TORCH_FORMATS, load_storage
 from tensorio.torch._maker import set_bits
+from tensorio.torch._several import is_several, load_several
 from tensorio.torch._sources import open_source
 from tensorio.torch._tensors import tensor_of, tensors_of, to_device
 from tensorio.tree import fqns, name_of
@@ -35,6 +36,7 @@ def load_file(path: Any, device: Any = "cpu", *, mmap: bool = True) -> dict[str,
     Parameters
     ----------
     path : str, os.PathLike, seekable binary file object, or buffer
+        Of a folder or an index: the tensors of all files.
     device : str, int or torch.device
         Where the tensors go; to CUDA through two pinned buffers.
     mmap : bool
@@ -59,6 +61,10 @@ def load_file(path: Any, device: Any = "cpu", *, mmap: bool = True) -> dict[str,
     -----
     1 to 2 us per tensor; on the CPU, no payload byte is read with `mmap`.
     """
+    if is_several(path):
+        with torch_errors():
+            found: dict[str, torch.Tensor] = load_several(path, lambda file: load_file(file, device, mmap=mmap))
+            return found
     storage, name = open_source(path, mmap, local=False)
     try:
         with torch_errors(name):

@@ -31,6 +31,7 @@ from tensorio.torch._errors import torch_errors
 from tensorio.torch._maker import TorchMaker
 from tensorio.torch._places import Places, is_ordinary
 from tensorio.torch._settings import setting
+from tensorio.torch._several import is_several, load_several
 from tensorio.torch._sources import is_path, is_real_file, open_source
 from tensorio.torch._tensors import tensors_of, to_device
 
@@ -62,7 +63,7 @@ def load(
         A file object counts from its current position on; a stream of legacy
         objects is left behind the one that was read. One that is open for
         writing is read into memory, since its next write would change what was
-        loaded.
+        loaded. Of a folder or an index: the tensors of all its files.
     map_location : None, str, torch.device, dict or callable
         Where storages go, as in `torch.load`. CUDA: through two pinned buffers,
         reading and copying at once.
@@ -110,6 +111,10 @@ def load(
         return torch_load(
             f, map_location, pickle_module, weights_only=weights_only, mmap=mmap, **pickle_load_args
         )  # fmt: skip
+    if is_several(f):
+        words = {"weights_only": weights_only, "mmap": mmap, **pickle_load_args}
+        with torch_errors():
+            return load_several(f, lambda file: load(file, map_location, **words))
     if pickle_load_args:
         warnings.warn("pickle_load_args only works if `weights_only=False`.", stacklevel=2)
     storage, name = open_source(f, mmap is not False)
