@@ -849,3 +849,13 @@ def test_folder_moved_aside_by_a_killed_process_is_put_back(tmp_path: Path, monk
     os.mkdir(tmp_path / ".ranks.tensorio.old")  # and behind the second
     tensorio.shard(tmp_path / "one.safetensors", target, **options)
     assert names(tmp_path) == ["one.safetensors", "ranks"]
+
+
+@pytest.mark.parametrize("sizes", [(900, 900), (10**6, 10**6)])
+def test_two_saves_into_one_folder_are_in_one_manifest(sizes: tuple[int, int], tmp_path: Path) -> None:
+    for seed, name in enumerate(("a.safetensors", "b.safetensors", "a.safetensors")):
+        tensorio.save(tensors_of(seed), tmp_path / name, max_shard_size=sizes[seed % 2], manifest=True)
+    named = [line.split("  ")[1] for line in (tmp_path / SUMS).read_text().splitlines()]
+    assert sorted(named) == sorted(set(names(tmp_path)) - {SUMS})
+    found = subprocess.run(["sha256sum", "-c", SUMS], cwd=tmp_path, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout

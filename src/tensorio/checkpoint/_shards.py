@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tensorio import formats
 from tensorio.checkpoint._packing import Entry, entries_of, nbytes_of, split, stored_entry
 from tensorio.checkpoint._several import INDEX_SUFFIX, NAMES
-from tensorio.checkpoint._sums import INSIDE, SUFFIX, hash_file, write_sums
+from tensorio.checkpoint._sums import INSIDE, SUFFIX, hash_file, read_sums, write_sums
 from tensorio.checkpoint._watched import Watched
-from tensorio.errors import UnsupportedError
+from tensorio.errors import TensorIOError, UnsupportedError
 from tensorio.plan import FlatPlan, Payloads
 from tensorio.writing.filesets import publish_set, staged_set
 from tensorio.writing.folders import write_together
@@ -194,11 +194,12 @@ class Shards:
                     written.check_path(path)
             if check is not None:
                 check()
+            others = _sums_of_others(folder, files) if manifest else {}
             if manifest:
                 write_sums(os.path.join(staging, INSIDE), _sums(chain), durable=durable)
             final = publish_set(staging, folder, files, durable=durable)
         if manifest and not os.path.lexists(os.path.join(folder, INSIDE)):  # the files were put among others
-            sums = dict(zip(final, _sums(chain).values(), strict=False))
+            sums = others | dict(zip(final, _sums(chain).values(), strict=False))
             sums[files.commit] = hash_file(os.path.join(folder, files.commit))
             write_sums(os.path.join(folder, INSIDE), sums, durable=durable)
         return tuple(os.path.join(self._folder, name) for name in final or [files.commit])
@@ -206,6 +207,15 @@ class Shards:
 
 def _sums(chain: list[tuple[str, Watched]]) -> dict[str, str]:
     return {os.path.basename(path): written.sha256 for path, written in chain}
+
+
+def _sums_of_others(folder: str, files: _Set) -> dict[str, str]:
+    """What the manifest of a folder says of files that stay there: of those of another save."""
+    with contextlib.suppress(OSError, TensorIOError):
+        going = files.ours(folder)
+        sums = read_sums(os.path.join(folder, INSIDE))
+        return {name: digest for name, digest in sums.items() if name not in going}
+    return {}
 
 
 def prepare_shards(
