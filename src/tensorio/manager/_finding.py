@@ -125,7 +125,7 @@ def newest(store: LocalSteps | RemoteSteps, attempt: Callable[[int], Found]) -> 
             if isinstance(error, OSError) and error.errno in _ELSEWHERE:
                 raise
             skipped.append(Skipped(step, error))
-            warnings.warn(f"checkpoint passed over: step {step}: {error}", UserWarning, stacklevel=4)
+            warnings.warn(f"checkpoint passed over: step {step}: {error}", UserWarning, stacklevel=3)
     if not skipped:
         return None
     reasons = "; ".join(f"step {s.step}: {escaped(s.why, 100)[1:-1]}" for s in skipped[:_SHOWN])

@@ -255,7 +255,7 @@ class CheckpointManager(StepReader):
                 except Exception as error:  # at an address, whatever its client raises
                     problems.append(f"step {step}: {error}")
             if problems:
-                warnings.warn(f"old checkpoints are not removed: {'; '.join(problems)}", UserWarning, stacklevel=2)
+                warnings.warn(f"old checkpoints are not removed: {'; '.join(problems)}", UserWarning, stacklevel=4)
 
     def _kept(self, step: int, problems: list[str]) -> Kept:
         """What the rules go by; a step that can't be read now stays, and keeps no other one."""
