@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import subprocess
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -114,6 +115,57 @@ def test_shards_are_of_the_managers_format(format: str, suffix: str, block: bool
         assert found == {suffix, ".json"}
         for value in [restored(manager, 1).value, *restored(manager, 2).value.values()]:
             assert {name: array[0] for name, array in value.items()} == {f"w{i}": i for i in range(4)}
+
+
+def test_a_manifest_covers_all_sharded_items_of_a_step(tmp_path: Path) -> None:
+    tensors = {f"w{i}": np.full(300, i, np.float32) for i in range(4)}
+    with Manager(tmp_path, max_shard_size=2000, manifest=True) as manager:
+        manager.save(1, items={"a.safetensors": tensors, "b.safetensors": tensors})
+    check = ["sha256sum", "-c", "checkpoint.sha256"]
+    found = subprocess.run(check, cwd=manager.path(1), capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count(": OK") == 10  # twice four shards and an index
+
+
+@pytest.mark.parametrize("format", ["pt", "safetensors"])
+def test_shards_come_back_as_torch_tensors(format: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    import tensorio.torch
+
+    tensors = {f"w{i}": torch.full((300,), i) for i in range(4)}
+    with Manager(tmp_path, max_shard_size=2500, format=format) as manager:
+        manager.save(1, tensors)
+        value = restored(manager, load=tensorio.torch.load).value
+    assert {name: tensor.tolist() for name, tensor in value.items()} == {n: t.tolist() for n, t in tensors.items()}
+
+
+def test_a_loader_that_takes_no_folders_says_nothing_of_a_step(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    import safetensors.torch
+
+    with Manager(tmp_path, max_shard_size=2000, format="safetensors") as manager:
+        manager.save(1, {f"w{i}": np.full(300, i, np.float32) for i in range(4)})
+        for load in (torch.load, safetensors.torch.load_file):
+            with pytest.raises(IsADirectoryError, match=r"max_shard_size=.*tensorio.torch.load"):
+                manager.restore(load=load)
+
+
+def test_warnings_are_of_the_line_that_called(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(manager, 1, 2)
+    damage_flip(manager, 2)
+    for call in (manager.restore, manager.latest_valid):
+        with pytest.warns(UserWarning, match="passed over: step 2") as caught:
+            call()
+        assert [warning.filename for warning in caught] == [__file__]
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    manager._policy = manager._policy.__class__(1, None, None)
+    monkeypatch.setattr(_local.LocalSteps, "remove", fail)
+    with pytest.warns(UserWarning, match="not removed") as caught:
+        manager.save(3, state(3))
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 @pytest.mark.parametrize("format", ["npz", "foo", "", "torch_zip"])

@@ -17,9 +17,10 @@ __all__ = ["Restored", "Skipped", "ValidStep", "newest"]
 
 Found = TypeVar("Found")
 _SHOWN = 3  # reasons in an error
-# What says nothing of a step: this process, this system or a server has no more of something, or does not let it read.
+# What says nothing of a step: this process, this system or a server has no more of something, or does not let it read;
+# what is to load it takes no folders.
 _ELSEWHERE = {
-    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ETIMEDOUT,
+    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ETIMEDOUT, errno.EISDIR,
 }  # fmt: skip
 
 

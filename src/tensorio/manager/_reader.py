@@ -18,6 +18,7 @@ from tensorio.manager._remote import RemoteSteps
 __all__ = ["StepReader"]
 
 Found = TypeVar("Found")
+_NO_FILE = {errno.EISDIR, errno.ENODEV, None}  # what functions that load a file say of a folder
 _TRIES = 3  # at a step that is replaced while it is read
 
 
@@ -129,7 +130,7 @@ class StepReader:
             A step with NaN or infinity is not whole.
         load : callable, optional
             Called with a path and `options` instead of `tensorio.load`; for torch
-            tensors, `tensorio.torch.load`.
+            tensors, `tensorio.torch.load`. What was saved with ``max_shard_size=`` is a folder.
         **options
             Of `tensorio.load`.
 
@@ -139,6 +140,8 @@ class StepReader:
             There are steps, and none is whole; or `step` is damaged.
         FileNotFoundError
             There is no `step`.
+        IsADirectoryError
+            `load` takes no folders, and the step has one.
         See `tensorio.load`.
 
         Warns
@@ -166,7 +169,8 @@ class StepReader:
         def act(info: StepInfo) -> Any:
             with self._steps.fetched(step) as folder:
                 check_files(folder, info, deep=deep)
-                return {name: load(os.path.join(folder, place), **options) for name, place in info.items.items()}
+                places = {name: os.path.join(folder, place) for name, place in info.items.items()}
+                return {name: _loaded_item(place, load, options) for name, place in places.items()}
 
         info, value = self._as_noted(step, act)
         if check_finite:
@@ -201,3 +205,17 @@ class StepReader:
     def _require(self, step: int) -> None:
         if step not in self.steps():
             raise FileNotFoundError(errno.ENOENT, "there is no such step", self.path(step))
+
+
+def _loaded_item(path: str, load: Callable[..., Any], options: dict[str, Any]) -> Any:
+    try:
+        return load(path, **options)
+    except OSError as error:
+        if error.errno not in _NO_FILE or not os.path.isdir(path):
+            raise
+        raise IsADirectoryError(
+            errno.EISDIR,
+            "expected load= to take a folder, since the step was saved with max_shard_size=; give one that does, like "
+            "tensorio.torch.load, or none",
+            path,
+        ) from error
