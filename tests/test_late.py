@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ import safetensors.numpy
 
 import tensorio
 from tensorio import _host
-from tensorio.writing import late
+from tensorio.writing import carrying, folders, late, output
 from tensorio.writing.temporaries import clean_stale
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="folders are exchanged on Linux only")
@@ -178,3 +179,106 @@ def test_what_was_brought_over_goes_back_if_the_rest_can_not_be(folder: Path, mo
     assert [(folder / name).read_text() for name in late_names] == ["late"] * 3
     assert seed_in(folder) == {1}
     assert os.listdir(folder.parent) == ["m"]
+
+
+def test_a_sync_that_fails_behind_the_exchange_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = _host.exchange
+    came: list[int] = []
+
+    def exchange(a: str, b: str) -> int:
+        if not came:
+            come_late(folder)
+        came.append(1)
+        return real(a, b)
+
+    def sync(place: str) -> None:
+        if came:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), place)
+
+    monkeypatch.setattr(_host, "exchange", exchange)
+    monkeypatch.setattr(folders, "sync_folder", sync)
+    with pytest.raises(OSError, match="Input/output"):
+        save(2, folder)
+    assert_brought_over(folder)
+    assert seed_in(folder) == {1}
+
+
+def test_what_is_visible_stays_if_the_rest_can_not_be_brought_over(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed(folder, lambda: come_late(folder))
+    real = os.replace
+
+    def failing(source: Any, target: Any) -> None:
+        if os.path.basename(target) != "config.json":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), target)
+        real(source, target)
+
+    walk = carrying._walk
+    with monkeypatch.context() as patch:
+        patch.setattr(carrying, "_walk", lambda *args: iter(sorted(walk(*args))))
+        patch.setattr(os, "replace", failing)
+        assert clean_stale(str(folder.parent)) == []
+    assert (folder / "config.json").exists()
+    clean_stale(str(folder.parent))
+    assert_brought_over(folder)
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_every_folder_that_something_came_to_is_synced(
+    kill: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    if kill:
+        killed(folder, lambda: come_late(folder))
+        monkeypatch.setattr(output, "sync_folder", synced.append)
+        clean_stale(str(folder.parent))
+    else:
+        real = _host.exchange
+        monkeypatch.setattr(_host, "exchange", lambda a, b: (come_late(folder), synced.clear(), real(a, b))[-1])
+        monkeypatch.setattr(folders, "sync_folder", synced.append)
+        save(2, folder)
+    assert_brought_over(folder)
+    assert set(synced) == {str(folder), str(folder / "runs"), str(folder / "runs" / "later")}
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_folder_that_comes_late_keeps_its_mode(kill: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def come() -> None:
+        come_late(folder)
+        (folder / "runs").chmod(0o700)
+
+    if kill:
+        killed(folder, come)
+        clean_stale(str(folder.parent))
+    else:
+        real = _host.exchange
+        monkeypatch.setattr(_host, "exchange", lambda a, b: (come(), real(a, b))[-1])
+        save(2, folder)
+    assert_brought_over(folder)
+    assert stat.S_IMODE((folder / "runs").stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "runs" / "later").stat().st_mode) == 0o777 & ~umask()
+
+
+def umask() -> int:
+    old = os.umask(0)
+    os.umask(old)
+    return old
+
+
+def test_an_interrupt_right_behind_the_exchange_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = _host.exchange
+    came: list[int] = []
+
+    def exchange(a: str, b: str) -> int:
+        if came:
+            return real(a, b)
+        come_late(folder)
+        came.append(real(a, b))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_host, "exchange", exchange)
+    with pytest.raises(KeyboardInterrupt):
+        save(2, folder)
+    assert_brought_over(folder)
+    assert seed_in(folder) == {1}

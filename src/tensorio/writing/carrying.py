@@ -12,7 +12,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 
-__all__ = ["CantCarry", "Carried", "carry", "carry_late", "take_mode", "take_owner"]
+__all__ = ["CantCarry", "Carried", "Moved", "carry", "carry_late", "put_back", "take_mode", "take_owner"]
 
 MOST = 1000  # entries; a folder with more is not a checkpoint's
 COPIED_MOST = 64 << 20  # bytes in files that can't be linked
@@ -21,6 +21,7 @@ _NO_LINKS = {errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EI
 
 # By path from the folder's top: which file it was.
 Carried = dict[str, tuple[int, ...]]
+Moved = list[tuple[str, str]]  # from where, and to where
 Ours = Callable[[str], set[str]]
 
 
@@ -53,7 +54,7 @@ def carry(old: str, new: str, ours: Ours) -> Carried:
     """
     carried: Carried = {}
     room = COPIED_MOST
-    folders = []
+    folders: Moved = []
     for path, found in _walk(old, ours(old), os.stat(old).st_dev):
         if len(carried) >= MOST:
             raise CantCarry
@@ -64,48 +65,67 @@ def carry(old: str, new: str, ours: Ours) -> Carried:
             folders.append((os.path.join(old, path), target))
         elif not os.path.lexists(target):
             room -= _again(os.path.join(old, path), target, found, room)
-    for source, target in reversed(folders):
-        shutil.copystat(source, target)
-        take_owner(target, os.stat(source))
+    _take_all(folders)
     return carried
 
 
-def carry_late(old: str, new: str, left: set[str], carried: Carried) -> bool:
-    """Bring over what came to a folder, or went from it, since `carry` looked; tell whether anything did.
+def carry_late(old: str, new: str, left: set[str], carried: Carried, moved: Moved) -> set[str]:
+    """Bring over what came to a folder, or went from it, since `carry` looked.
 
     Parameters
     ----------
     left : set of str
         Names at the top of the old folder that stay there.
+    moved : list
+        Is given each file that is moved: `put_back` undoes it.
+
+    Returns
+    -------
+    set of str
+        Folders whose names changed, to be synced.
 
     Notes
     -----
-    What was put into the new folder meanwhile stays. After an error, the old folder has what it had.
+    What was put into the new folder meanwhile stays.
     """
     now = dict(_walk(old, left, None))
-    moved: list[tuple[str, str]] = []
+    changed: set[str] = set()
+    made: list[tuple[str, str]] = []
     try:
         for path, found in now.items():
-            target = os.path.join(new, path)
+            source, target = os.path.join(old, path), os.path.join(new, path)
             if stat.S_ISDIR(found.st_mode):
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(target)
+                    os.mkdir(target, 0o700)
+                    made.append((source, target))
+                    changed.add(os.path.dirname(target))
             elif carried.get(path) != _identity(found) and _is_as_carried(target, carried.get(path)):
-                os.replace(os.path.join(old, path), target)
-                moved.append((os.path.join(old, path), target))
-    except BaseException:
-        for source, target in reversed(moved):
-            with contextlib.suppress(OSError):
-                os.replace(target, source)
-        raise
-    late = bool(moved)
+                os.replace(source, target)
+                moved.append((source, target))
+                changed.add(os.path.dirname(target))
+    finally:
+        _take_all(made)
     for path in carried.keys() - now.keys():
         target = os.path.join(new, path)
         if os.path.lexists(target) and _is_as_carried(target, carried[path]):
             with contextlib.suppress(OSError):  # a folder, or gone already
                 os.unlink(target)
-                late = True
-    return late
+                changed.add(os.path.dirname(target))
+    return changed
+
+
+def put_back(moved: Moved) -> None:
+    """Undo what `carry_late` has moved, as far as that can be had."""
+    for source, target in reversed(moved):
+        with contextlib.suppress(OSError):
+            os.replace(target, source)
+
+
+def _take_all(folders: Moved) -> None:
+    """Give folders times, modes and owners of others, once all is in them."""
+    for source, target in reversed(folders):
+        shutil.copystat(source, target)
+        take_owner(target, os.stat(source))
 
 
 def _is_as_carried(target: str, was: tuple[int, ...] | None) -> bool:

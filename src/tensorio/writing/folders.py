@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tensorio import _host
-from tensorio.writing.carrying import CantCarry, Carried, carry, carry_late, take_mode
+from tensorio.writing.carrying import CantCarry, Carried, Moved, carry, carry_late, put_back, take_mode
 from tensorio.writing.late import noted
 from tensorio.writing.output import naming, preallocate, renamed, settle, sync_folder, syncing_names, writing
 from tensorio.writing.temporaries import clean_stale, kept, made_folder
@@ -222,14 +222,19 @@ def _exchanged(staging: str, final: str, ours: Callable[[str], set[str]] | None,
         if ours is None:
             return _exchanged_names(staging, final)
         # What comes late to the old folder is still to be brought over from it: by whoever cleans up, after a kill.
+        new = os.stat(staging)
+        moved: Moved = []
         with noted(staging, final, ours(final), carried, durable=durable):
-            if not _exchanged_names(staging, final):
-                return False
             try:
-                if carry_late(staging, final, ours(staging), carried) and durable:
-                    sync_folder(final)
+                if not _exchanged_names(staging, final):
+                    return False
+                changed = carry_late(staging, final, ours(staging), carried, moved)
+                for folder in changed if durable else ():
+                    sync_folder(folder)
             except BaseException:
-                _exchange(staging, final)  # the old folder, with what can't be brought over
+                put_back(moved)
+                if os.path.samestat(os.stat(final), new):
+                    _exchange(staging, final)  # the old folder, with what can't be brought over
                 raise
     return True
 

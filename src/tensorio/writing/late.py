@@ -80,13 +80,16 @@ def brought_over(temporary: str) -> bool:
     What has come to the new folder since then is newer and stays. If there is no folder of that name any more,
     somebody has removed it, with all that it held.
     """
+    from tensorio.writing.output import sync_folder  # which is above this, and seldom needed here
+
     path = temporary + END
     try:
         note = _read(path)
         if note is not None and os.stat(temporary).st_ino != note.staged:
             final = os.path.join(os.path.dirname(temporary), note.name)
             if os.path.isdir(final):
-                carry_late(temporary, final, note.left, note.carried)
+                for folder in carry_late(temporary, final, note.left, note.carried, []):
+                    sync_folder(folder)
     except OSError:
         return False
     forget(path)
@@ -100,7 +103,7 @@ def _read(path: str) -> _Note | None:
     try:
         with open(path, "rb") as file:
             fields: dict[str, Any] = json.loads(file.read(_NOTE_MAX))
-        carried = {str(name): tuple(map(int, was)) for name, was in fields["carried"].items()}
+        carried = {str(path): tuple(map(int, was)) for path, was in fields["carried"].items()}
         return _Note(os.path.basename(fields["name"]), int(fields["staged"]), set(fields["left"]), carried)
     except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
