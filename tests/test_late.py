@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import stat
@@ -264,6 +265,34 @@ def umask() -> int:
     old = os.umask(0)
     os.umask(old)
     return old
+
+
+@pytest.mark.parametrize("name", ["../beside", "/beside", "runs/../../beside", "", ".."])
+def test_a_note_leads_nowhere_else(name: str, folder: Path) -> None:
+    killed(folder, lambda: come_late(folder))
+    beside = folder.parent / "beside"
+    beside.write_text("beside")
+    (note,) = folder.parent.glob(".*.late")
+    fields = json.loads(note.read_text())
+    found = beside.stat()
+    path = str(beside) if name == "/beside" else name
+    fields["carried"][path] = [found.st_ino, found.st_size, found.st_mtime_ns]
+    note.write_text(json.dumps(fields))
+    clean_stale(str(folder.parent))
+    assert beside.read_text() == "beside"
+    assert seed_in(folder) == {2}
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs root, to be several users")
+def test_a_note_of_somebody_else_is_not_obeyed(folder: Path) -> None:
+    killed(folder, lambda: come_late(folder))
+    (note,) = folder.parent.glob(".*.late")
+    os.chown(note, 12345, 12345)
+    assert clean_stale(str(folder.parent)) == []
+    assert not (folder / "late.json").exists()
+    os.chown(note, 0, 0)
+    clean_stale(str(folder.parent))
+    assert_brought_over(folder)
 
 
 def test_an_interrupt_right_behind_the_exchange_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ _NOTE_MAX = 16 << 20  # bytes; what is carried has a bound, and so have its name
 
 
 class _Note(NamedTuple):
+    owner: int
     name: str  # of the folder, whichever one has it
     staged: int  # inode of the new one: it has the temporary's name until names are exchanged
     left: set[str]
@@ -88,6 +89,8 @@ def brought_over(temporary: str) -> bool:
         if note is not None and os.stat(temporary).st_ino != note.staged:
             final = os.path.join(os.path.dirname(temporary), note.name)
             if os.path.isdir(final):
+                if note.owner not in (os.stat(final).st_uid, os.geteuid(), 0):
+                    return False  # anybody may have put it there
                 for folder in carry_late(temporary, final, note.left, note.carried, []):
                     sync_folder(folder)
     except OSError:
@@ -102,8 +105,17 @@ def _read(path: str) -> _Note | None:
 
     try:
         with open(path, "rb") as file:
+            owner = os.fstat(file.fileno()).st_uid
             fields: dict[str, Any] = json.loads(file.read(_NOTE_MAX))
-        carried = {str(path): tuple(map(int, was)) for path, was in fields["carried"].items()}
-        return _Note(os.path.basename(fields["name"]), int(fields["staged"]), set(fields["left"]), carried)
+        carried = {_inside(path): tuple(map(int, was)) for path, was in fields["carried"].items()}
+        name = _inside(os.path.basename(fields["name"]))
+        return _Note(owner, name, int(fields["staged"]), set(fields["left"]), carried)
     except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
+
+
+def _inside(path: str) -> str:
+    """Return a path that leads nowhere but down."""
+    if {"", ".", ".."} & set(path.split(os.sep)):
+        raise ValueError(path)
+    return path
