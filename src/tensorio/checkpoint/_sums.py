@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -32,6 +33,7 @@ Progress = Callable[[int, int], object]
 Refuse = Callable[[TensorIOError], object]
 
 LARGEST = 64 << 20  # bytes; half a million files
+_TOP = (INSIDE, *OTHERS)  # what lists of a folder are called
 _MARK = os.fsdecode(b"\xef\xbb\xbf")  # U+FEFF in UTF-8, in front of texts of some editors
 
 
@@ -195,15 +197,27 @@ def files_below(folder: str, onerror: Callable[[OSError], object] | None = None)
     onerror : callable, optional
         Is given the error of a folder that can't be read; without it, such a folder is skipped.
     """
-    for here, folders, names in os.walk(folder, onerror=onerror):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        inside = os.path.relpath(here, folder)
-        for name in sorted(names):
-            top = inside == os.curdir
-            if (top and name in (INSIDE, *OTHERS)) or (name.startswith(".") and name.endswith(".tmp")):
-                continue
-            if os.path.isfile(os.path.join(here, name)):
-                yield name if top else "/".join((*inside.split(os.sep), name))
+    waiting = [""]
+    while waiting:
+        inside = waiting.pop()
+        try:
+            with os.scandir(os.path.join(folder, inside) if inside else folder) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError as error:
+            if onerror is not None:
+                onerror(error)
+            continue
+        prefix, below = f"{inside}/" if inside else "", list[str]()
+        for entry in entries:
+            name = entry.name
+            if entry.is_dir(follow_symlinks=False):
+                if not name.startswith("."):
+                    below.append(prefix + name)
+            elif not ((not inside and name in _TOP) or (name.startswith(".") and name.endswith(".tmp"))):
+                with contextlib.suppress(OSError):  # a link that leads nowhere
+                    if entry.is_file():
+                        yield prefix + name
+        waiting += reversed(below)
 
 
 def _raise(error: OSError) -> None:
