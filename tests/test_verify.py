@@ -460,35 +460,62 @@ def test_bytes_of_a_safetensors_that_cannot_be_read(
     assert problem.offset <= offset + 5000 < problem.offset + 4096
 
 
-def test_file_of_many_that_cannot_be_read_or_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensorio.checkpoint import _verify
-
+@pytest.mark.parametrize("nbytes", [100, _checks.SMALL, _checks.SMALL + 1])
+def test_file_of_many_that_cannot_be_read_or_is_gone(
+    tmp_path: Path, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("bad", "closed", "gone", "good", "short"):
-        (tmp_path / name).write_bytes(name.encode() * 5000)
+        (tmp_path / name).write_bytes((name.encode() * nbytes)[:nbytes])
     tensorio.write_manifest(tmp_path)
     flip(tmp_path / "bad", 9)
-    opening = _verify.open_storage
+    opening = os.open
 
-    def later(path: str, **options: Any) -> Any:
+    def later(path: str, flags: int, *arguments: Any) -> int:
         """What happens between the first look at a file and the reading of it."""
         if path.endswith("gone"):
-            os.unlink(path)
+            Path(path).unlink(missing_ok=True)
         if path.endswith("closed"):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        found = opening(path, **options)
         if path.endswith("short"):
             os.truncate(path, 10)
-        return found
+        return opening(path, flags, *arguments)
 
-    monkeypatch.setattr(_verify, "open_storage", later)
+    monkeypatch.setattr(os, "open", later)
     report = tensorio.verify(tmp_path)
     assert [os.path.basename(problem.path or "") for problem in report.problems] == ["bad", "closed", "gone", "short"]
     bad, closed, gone, short = report.problems
     assert isinstance(bad, tensorio.ChecksumError)
+    assert (bad.offset, bad.nbytes) == (0, nbytes)
     assert "EACCES" in str(closed)
     assert isinstance(gone, tensorio.TruncatedError)
     assert isinstance(short, tensorio.TruncatedError)
+    assert f"expected {nbytes} bytes, found 10" in str(short)
     assert "good" in report.covered
+
+
+def test_many_small_files_cost_few_calls_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(1000):
+        (tmp_path / f"f{i:04d}").write_bytes(b"%d" % i)
+    tensorio.write_manifest(tmp_path)
+    flip(tmp_path / "f0777", 0)
+    (tmp_path / "f0333").unlink()
+    calls: dict[str, int] = {}
+
+    def counted(name: str) -> None:
+        call = getattr(os, name)
+
+        def counting(*arguments: Any, **options: Any) -> Any:
+            calls[name] = calls.get(name, 0) + 1
+            return call(*arguments, **options)
+
+        monkeypatch.setattr(os, name, counting)
+
+    for name in ("stat", "fstat", "open", "read", "preadv"):
+        counted(name)
+    report = tensorio.verify(tmp_path)
+    assert [problem.path for problem in report.problems] == [str(tmp_path / f"f{i:04d}") for i in (333, 777)]
+    assert (len(report.covered), report.unnamed) == (999, ())
+    assert sum(calls.values()) < 3 * 1000 + 100, calls
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +14,7 @@ from tensorio.errors import HeaderError, TensorIOError, TruncatedError, error_co
 from tensorio.formats._zip import Inflation
 from tensorio.storage.base import MemoryStorage
 from tensorio.storage.files import FileStorage
+from tensorio.storage.opening import read_small
 from tensorio.storage.ranges import place_of
 from tensorio.storage.reading import PAGE, in_threads, pread_full, readers, unreadable
 from tensorio.system import paging
@@ -24,15 +25,16 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], object]
 
-__all__ = ["Work", "crc_jobs", "pieces_of", "sha256_of"]
+__all__ = ["SMALL", "Work", "crc_jobs", "has_sha256", "pieces_of", "sha256_of", "tasks_of"]
 
 # Bytes of a stored record that one thread checks at a time.
 PART = 32 << 20
-# Up to this many bytes, a record that is in memory is looked at in one piece.
+# Up to this many bytes, a record that is in memory is looked at in one piece, and a file is read by one call.
 SMALL = 64 << 10
 # Bytes of a file that are read at a time: they fit the cache. And that are brought into memory at a time.
 PIECE, WINDOW = 512 << 10, 8 << 20
-# Bytes of small records that make one task, and what a record costs beside its bytes, in bytes checked in that time.
+# Bytes of small records, or files, that make one task, and what one costs beside its bytes, in bytes checked in that
+# time.
 TASK = 4 << 20
 PART_COST = 16 << 10
 
@@ -178,6 +180,17 @@ def sha256_of(storage: Storage, offset: int, nbytes: int, advance: Callable[[int
     return state.hexdigest()
 
 
+def has_sha256(path: str, digest: str) -> bool:
+    """Whether a file of up to `SMALL` bytes is there, can be read in one go, and has this SHA-256 in hex digits."""
+    from hashlib import sha256
+
+    try:
+        data = read_small(path, SMALL + 1)
+    except OSError:
+        return False
+    return len(data) <= SMALL and sha256(data).hexdigest() == digest
+
+
 class _Part(NamedTuple):
     """A piece of a record that one thread checks."""
 
@@ -211,10 +224,9 @@ def crc_jobs(
                 found[i] = _checksum(storages, record, part)
         advance(sum(part.nbytes for part in task))
 
-    first = 0
-    for task in _tasks(parts):
-        work.add(sum(part.nbytes for part in task), partial(job, first, task))
-        first += len(task)
+    for numbers in tasks_of([part.nbytes for part in parts]):
+        task = parts[numbers.start : numbers.stop]
+        work.add(sum(part.nbytes for part in task), partial(job, numbers.start, task))
 
     def results() -> Iterator[int | TensorIOError]:
         whole: list[int | TensorIOError] = [0] * len(records)
@@ -235,18 +247,27 @@ def _parts(i: int, record: StoredRecord) -> Iterator[_Part]:
         yield _Part(i, at, min(PART, end - at))
 
 
-def _tasks(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
-    """Put small parts together, so that handing work to a thread costs little beside the work."""
-    task: list[_Part] = []
-    size = 0
-    for part in parts:
-        task.append(part)
-        size += part.nbytes + PART_COST
-        if size >= TASK:
-            yield task
-            task, size = [], 0
-    if task:
-        yield task
+def tasks_of(sizes: Sequence[int]) -> Iterator[range]:
+    """Put small jobs together, so that handing work to a thread costs little beside the work.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Bytes of each.
+
+    Yields
+    ------
+    range
+        Numbers of jobs that follow each other.
+    """
+    first, cost = 0, 0
+    for number, nbytes in enumerate(sizes):
+        cost += nbytes + PART_COST
+        if cost >= TASK:
+            yield range(first, number + 1)
+            first, cost = number + 1, 0
+    if first < len(sizes):
+        yield range(first, len(sizes))
 
 
 def _joined(before: int | TensorIOError, crc: int | TensorIOError, nbytes: int) -> int | TensorIOError:

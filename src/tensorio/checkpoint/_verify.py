@@ -12,9 +12,9 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tensorio.checkpoint._checks import Work, crc_jobs, sha256_of
+from tensorio.checkpoint._checks import SMALL, Work, crc_jobs, has_sha256, sha256_of, tasks_of
 from tensorio.checkpoint._options import reading_options
 from tensorio.checkpoint._report import Report
 from tensorio.checkpoint._several import INDEX_SUFFIX, place_of_several
@@ -304,74 +304,83 @@ class _Verification:
         """Compare each file that the manifest names with its digest."""
         known: dict[object, FileStorage] = {os.path.abspath(file.name): file for file in self.files}
         known |= {(file.identity.device, file.identity.inode): file for file in self.files}
-        own, seen = _inode(manifest.path), list[str]()
-        for name in manifest.digests:
-            path = os.path.join(manifest.folder, name)
-            now = self.looked_at(path)
-            if now is None:
+        own, prefix = _inode(manifest.path), os.path.join(manifest.folder, "")
+        lines: list[_Line] = []
+        bad: list[tuple[int, _Line, str | TensorIOError]] = []  # with their place among `lines`
+        seen: list[str] = []
+        for name, digest in manifest.digests.items():
+            path = prefix + name
+            try:
+                now = os.stat(path)
+            except OSError as error:
+                bad.append((len(lines), _Line(path, digest, 0, None), _not_there(error)))
                 continue
-            if own is not None and (now.st_dev, now.st_ino) == own:
+            inode = now.st_dev, now.st_ino
+            if inode == own:
                 self.report.notes += (f"{manifest.path} names itself: no list can have its own digest",)
-                continue
-            # What is open counts, whatever has its name by now.
-            file = known.get((now.st_dev, now.st_ino), known.get(os.path.abspath(path)))
-            if file is not None:
-                self.covered.add(id(file))
-            self.add_file(path, manifest.digests[name], file, now.st_size if file is None else file.nbytes)
-            seen.append(name)
+            elif not stat.S_ISREG(now.st_mode):
+                problem = FormatError("the manifest names something that is no regular file")
+                bad.append((len(lines), _Line(path, digest, 0, None), problem))
+            else:  # what is open counts, whatever has its name by now
+                file = known.get(inode) or known.get(os.path.abspath(path)) if known else None
+                lines.append(_Line(path, digest, now.st_size if file is None else file.nbytes, file))
+                seen.append(name)
+        self.add_lines(lines, bad)
+        self.covered = {id(line.file) for line in lines if line.file is not None}
+        self.report.hashed = sum(line.nbytes for line in lines)
         self.report.manifest = manifest.path
         self.report.covered = tuple(seen)
         if manifest.whole:
             self.report.unnamed = tuple(
                 name for name in files_below(manifest.folder) if name not in manifest.digests
-                and not (own is not None and _inode(os.path.join(manifest.folder, name)) == own)
+                and not (own is not None and _inode(prefix + name) == own)
             )  # fmt: skip
 
-    def looked_at(self, path: str) -> os.stat_result | None:
-        """What there is by a name of the manifest; None, and a problem, if it is no file."""
-        problem: TensorIOError
-        try:
-            now = os.stat(path)
-        except OSError as error:
-            problem = _not_there(error)
-        else:
-            if stat.S_ISREG(now.st_mode):
-                return now
-            problem = FormatError("the manifest names something that is no regular file")
-        problem.path = path
-        self.judges.append(partial(iter, [problem]))
-        return None
+    def add_lines(self, lines: Sequence[_Line], bad: list[tuple[int, _Line, str | TensorIOError]]) -> None:
+        """Compare files with their digests; `bad` has those that are wrong already, and takes the others."""
 
-    def add_file(self, path: str, digest: str, file: FileStorage | None, nbytes: int) -> None:
-        """Compare a file with a digest: as it is open, or opened for that."""
-        found: str | TensorIOError = ""
+        def job(numbers: range, advance: Advance) -> None:
+            done = 0
+            for number in numbers:
+                line = lines[number]
+                if line.file is None and line.nbytes <= SMALL and has_sha256(line.path, line.digest):
+                    done += line.nbytes
+                elif (found := _sha256_of(line, advance)) != line.digest:
+                    bad.append((number, line, found))
+            advance(done)
 
-        def job(advance: Advance) -> None:
-            nonlocal found
-            try:
-                found = _sha256_at(path, advance) if file is None else sha256_of(file, 0, nbytes, advance)
-            except TensorIOError as error:
-                found = error
+        for numbers in tasks_of([line.nbytes for line in lines]):
+            self.work.add(sum(lines[number].nbytes for number in numbers), partial(job, numbers))
 
         def judge() -> Iterator[TensorIOError]:
-            if found == digest:
-                return
-            if file is not None and _inode(path) != (file.identity.device, file.identity.inode):
-                yield FormatError("the file was replaced while it was verified: verify it again", path=path)
-                return
-            problem = found if isinstance(found, TensorIOError) else _wrong_digest(
-                f"the file's {nbytes} bytes", digest, found
-            )  # fmt: skip
-            problem.path = path
-            if problem.nbytes is None:
-                problem.offset, problem.nbytes = 0, nbytes
-            if file is not None:
-                problem.tensors = self.tensors_in(file, problem.offset or 0, problem.nbytes)
-            yield problem
+            for _, line, found in sorted(bad, key=lambda entry: entry[0]):
+                yield self.about(line, found)
 
-        self.work.add(nbytes, job)
         self.judges.append(judge)
-        self.report.hashed += nbytes
+
+    def about(self, line: _Line, found: str | TensorIOError) -> TensorIOError:
+        """Return what is wrong with a file that a manifest names: it has another digest, or can't be read."""
+        path, digest, nbytes, file = line
+        if file is not None and _inode(path) != (file.identity.device, file.identity.inode):
+            return FormatError("the file was replaced while it was verified: verify it again", path=path)
+        if isinstance(found, TensorIOError):
+            problem = found
+        else:
+            problem = _wrong_digest(f"the file's {nbytes} bytes", digest, found)
+            problem.offset, problem.nbytes = 0, nbytes
+        problem.path = path
+        if file is not None:
+            problem.tensors = self.tensors_in(file, problem.offset or 0, problem.nbytes or 0)
+        return problem
+
+
+class _Line(NamedTuple):
+    """A file that a manifest names, as it was when the list was gone through."""
+
+    path: str
+    digest: str
+    nbytes: int
+    file: FileStorage | None  # if it is open
 
 
 def _files(storages: Sequence[Storage]) -> list[FileStorage]:
@@ -380,18 +389,28 @@ def _files(storages: Sequence[Storage]) -> list[FileStorage]:
     return [owner for owner in owners.values() if isinstance(owner, FileStorage)]
 
 
-def _sha256_at(path: str, advance: Advance) -> str:
-    """The digest of a file by its name; raises `TensorIOError` for whatever is wrong with it."""
+def _sha256_of(line: _Line, advance: Advance) -> str | TensorIOError:
+    """The digest of a file: as it is open, or opened for that; or why it can't be had."""
     try:
-        storage, _, _ = open_storage(path, local=True)
+        if line.file is not None:
+            return sha256_of(line.file, 0, line.nbytes, advance)
+        storage, _, _ = open_storage(line.path, local=True)
+        try:
+            if storage.nbytes < line.nbytes:
+                raise TruncatedError(
+                    f"the file was cut short while it was verified: expected {line.nbytes} bytes, "
+                    f"found {storage.nbytes}",
+                    offset=storage.nbytes,
+                )
+            digest = sha256_of(storage, 0, storage.nbytes, advance)
+            storage.check_unchanged()
+            return digest
+        finally:
+            storage.close()
     except OSError as error:
-        raise _not_there(error) from error
-    try:
-        digest = sha256_of(storage, 0, storage.nbytes, advance)
-        storage.check_unchanged()
-        return digest
-    finally:
-        storage.close()
+        return _not_there(error)
+    except TensorIOError as error:
+        return error
 
 
 def _not_there(error: OSError) -> TensorIOError:

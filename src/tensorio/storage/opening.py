@@ -21,9 +21,11 @@ from tensorio.storage.reading import arena
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-__all__ = ["leave_behind", "open_storage", "remote_pieces"]
+__all__ = ["leave_behind", "open_storage", "read_small", "remote_pieces"]
 
 READ_PIECE = 8 << 20  # bytes of a remote file asked for at a time
+# Non-blocking, so that a FIFO without a writer can be recognised instead of waited for.
+_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 def open_storage(source: object, *, writable: bool = False, local: bool = False) -> tuple[Storage, str | None, str]:
@@ -83,15 +85,30 @@ def _open_path(path: str | bytes, writable: bool, local: bool) -> tuple[Storage,
     name = os.fsdecode(path)
     if "://" in name and not local:
         return _open_remote(name, writable), None, name
-    # Non-blocking, so that a FIFO without a writer can be recognised instead of waited for.
-    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    fd = os.open(path, flags)
+    fd = os.open(path, _FLAGS)
     try:
         _require_regular(fd, name)
     except BaseException:
         os.close(fd)
         raise
     return storage_of(fd, name, writable=writable), name, name
+
+
+def read_small(path: str, most: int) -> bytes:
+    """Return what one call reads of a file: a mapping, and an object for it, would cost more than a few bytes.
+
+    Parameters
+    ----------
+    path : str
+        Of what was a regular file when it was looked at.
+    most : int
+        Bytes; as many are returned where there are more, and fewer than there are if the system gave no more.
+    """
+    fd = os.open(path, _FLAGS)
+    try:
+        return os.read(fd, most)
+    finally:
+        os.close(fd)
 
 
 def _open_remote(url: str, writable: bool) -> Storage:
