@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tensorio import _core, _host
 from tensorio.errors import HeaderError, TensorIOError, TruncatedError, error_context
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tensorio.storage.base import Storage
 
     Progress = Callable[[int, int], object]
+    # A piece of a record that one thread checks: the record's number, offset, bytes.
+    _Part = tuple[int, int, int]
 
 __all__ = ["SMALL", "Work", "crc_jobs", "has_sha256", "pieces_of", "sha256_of", "tasks_of"]
 
@@ -118,21 +120,6 @@ def _tells(file: FileStorage) -> bool:
     return os.name == "posix" and os.geteuid() in (0, os.fstat(file.fileno()[0]).st_uid)
 
 
-def _may_be_looked_at(storages: Sequence[Storage], records: Sequence[StoredRecord], task: Sequence[_Part]) -> bool:
-    """Whether the bytes of small parts that lie together are in memory: the system is asked once for all of them."""
-    owners = {id(owner): owner for owner, _ in (place_of(storages[records[part.record].storage]) for part in task)}
-    if len(owners) > 1:
-        return False
-    (owner,) = owners.values()
-    if isinstance(owner, MemoryStorage):
-        return True
-    if not isinstance(owner, FileStorage) or owner.in_memory:
-        return isinstance(owner, FileStorage)
-    places = [place_of(storages[records[part.record].storage], part.offset)[1] for part in task]
-    begin, end = min(places), max(at + part.nbytes for at, part in zip(places, task, strict=True))
-    return end - begin <= WINDOW and _is_here(owner, begin, end)
-
-
 def _read(file: FileStorage, offset: int, out: memoryview) -> memoryview:
     fd, start = file.fileno()
     try:
@@ -191,14 +178,6 @@ def has_sha256(path: str, digest: str) -> bool:
     return len(data) <= SMALL and sha256(data).hexdigest() == digest
 
 
-class _Part(NamedTuple):
-    """A piece of a record that one thread checks."""
-
-    record: int
-    offset: int
-    nbytes: int
-
-
 def crc_jobs(
     work: Work, storages: Sequence[Storage], records: Sequence[StoredRecord]
 ) -> Callable[[], Iterator[int | TensorIOError]]:
@@ -210,41 +189,65 @@ def crc_jobs(
         Once the work is done, yields for each record the CRC-32 of its bytes (unpacked, if it is deflated), or why it
         can't be had.
     """
-    parts = [part for i, record in enumerate(records) for part in _parts(i, record)]
+    parts = _parts(records)
+    sizes = [nbytes for _, _, nbytes in parts]
     found: list[int | TensorIOError] = [0] * len(parts)
 
-    def job(first: int, task: Sequence[_Part], advance: Callable[[int], None]) -> None:
-        sure = len(task) > 1 and _may_be_looked_at(storages, records, task)
-        for i, part in enumerate(task, first):
-            record = records[part.record]
-            if sure and not record.deflated:
-                view = storages[record.storage].view_for(part.offset, part.nbytes)
-                found[i] = _core.crc32(view[part.offset : part.offset + part.nbytes])
-            else:
-                found[i] = _checksum(storages, record, part)
-        advance(sum(part.nbytes for part in task))
-
-    for numbers in tasks_of([part.nbytes for part in parts]):
+    def job(numbers: range, advance: Callable[[int], None]) -> None:
         task = parts[numbers.start : numbers.stop]
-        work.add(sum(part.nbytes for part in task), partial(job, numbers.start, task))
+        here, view = _in_memory(storages, records, task) or (0, None)
+        for i, (number, offset, nbytes) in zip(numbers, task, strict=True):
+            if view is None or records[number].deflated:
+                found[i] = _checksum(storages, records[number], offset, nbytes)
+            else:
+                found[i] = _core.crc32(view[offset - here : offset - here + nbytes])
+        advance(sum(sizes[numbers.start : numbers.stop]))
+
+    for numbers in tasks_of(sizes):
+        work.add(sum(sizes[numbers.start : numbers.stop]), partial(job, numbers))
 
     def results() -> Iterator[int | TensorIOError]:
+        if len(parts) == len(records):
+            return iter(found)
         whole: list[int | TensorIOError] = [0] * len(records)
-        for part, crc in zip(parts, found, strict=True):
-            whole[part.record] = _joined(whole[part.record], crc, part.nbytes)
+        for (number, _, nbytes), crc in zip(parts, found, strict=True):
+            whole[number] = _joined(whole[number], crc, nbytes)
         return iter(whole)
 
     return results
 
 
-def _parts(i: int, record: StoredRecord) -> Iterator[_Part]:
-    """Cut a stored record for several threads; a deflated one can only be read from its start."""
-    if record.deflated or record.nbytes <= PART:
-        yield _Part(i, record.offset, record.nbytes)
-        return
-    end = record.offset + record.nbytes
-    for at in range(record.offset, end, PART):
-        yield _Part(i, at, min(PART, end - at))
+def _parts(records: Sequence[StoredRecord]) -> list[_Part]:
+    """Cut large records for several threads; a deflated one can only be read from its start."""
+    parts: list[_Part] = []
+    for number, record in enumerate(records):
+        if record.nbytes <= PART or record.deflated:
+            parts.append((number, record.offset, record.nbytes))
+            continue
+        end = record.offset + record.nbytes
+        parts += [(number, at, min(PART, end - at)) for at in range(record.offset, end, PART)]
+    return parts
+
+
+def _in_memory(
+    storages: Sequence[Storage], records: Sequence[StoredRecord], task: Sequence[_Part]
+) -> tuple[int, memoryview] | None:
+    """Where small parts that lie together begin, and a view of them; None if they can't be looked at in safety.
+
+    The system is asked once for all of them.
+    """
+    numbers = {records[number].storage for number, _, _ in task}
+    begin = min(offset for _, offset, _ in task)
+    size = max(offset + nbytes for _, offset, nbytes in task) - begin
+    if len(task) == 1 or len(numbers) > 1:
+        return None
+    storage = storages[numbers.pop()]
+    owner, at = place_of(storage, begin)
+    if isinstance(owner, FileStorage):
+        safe = owner.in_memory or (size <= WINDOW and _is_here(owner, at, at + size))
+    else:
+        safe = isinstance(owner, MemoryStorage)
+    return (begin, storage.view_for(begin, size)[begin : begin + size]) if safe else None
 
 
 def tasks_of(sizes: Sequence[int]) -> Iterator[range]:
@@ -278,11 +281,11 @@ def _joined(before: int | TensorIOError, crc: int | TensorIOError, nbytes: int) 
     return _core.crc32_combine(before, crc, nbytes)
 
 
-def _checksum(storages: Sequence[Storage], record: StoredRecord, part: _Part) -> int | TensorIOError:
+def _checksum(storages: Sequence[Storage], record: StoredRecord, offset: int, nbytes: int) -> int | TensorIOError:
     """The CRC-32 of a part of a record, or of all its unpacked bytes, or why it can't be had."""
     try:
         with error_context(record=record.name):
-            packed = pieces_of(storages[record.storage], part.offset, part.nbytes)
+            packed = pieces_of(storages[record.storage], offset, nbytes)
             if record.deflated:
                 return _inflated_checksum(packed, record)
             crc = 0
