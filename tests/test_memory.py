@@ -277,3 +277,22 @@ def test_spawned_workers_share_one_copy(kind: str, request: pytest.FixtureReques
     shares = [pss for _, pss in results]
     assert abs(sum(shares) - GIB) < GIB // 20
     assert max(shares) < GIB // 3
+
+
+# -------------------------------------------------------------------- verifying
+
+
+def test_verify_of_many_records_maps_few_of_them_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    with removed_afterwards(path):
+        tensorio.save({f"w{i}": np.full(200 << 10, i % 256, np.uint8) for i in range(1500)}, path, durable=False)
+        result = in_fresh_process(
+            """
+import tensorio.checkpoint._verify
+before = status("VmHWM")
+assert tensorio.verify(sys.argv[1]).ok
+answer(grown=status("VmHWM") - before)
+""",
+            path,
+        )
+    assert result["grown"] < 64 * MIB

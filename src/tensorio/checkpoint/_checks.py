@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tensorio import _core, _host
 from tensorio.errors import HeaderError, TensorIOError, TruncatedError, error_context
@@ -195,12 +195,14 @@ def crc_jobs(
 
     def job(numbers: range, advance: Callable[[int], None]) -> None:
         task = parts[numbers.start : numbers.stop]
-        here, view = _in_memory(storages, records, task) or (0, None)
+        together = _in_memory(storages, records, task)
         for i, (number, offset, nbytes) in zip(numbers, task, strict=True):
-            if view is None or records[number].deflated:
+            if together is None or records[number].deflated:
                 found[i] = _checksum(storages, records[number], offset, nbytes)
             else:
-                found[i] = _core.crc32(view[offset - here : offset - here + nbytes])
+                found[i] = _core.crc32(together.view[offset - together.begin : offset - together.begin + nbytes])
+        if together is not None:
+            together.storage.release(together.begin, len(together.view))
         advance(sum(sizes[numbers.start : numbers.stop]))
 
     for numbers in tasks_of(sizes):
@@ -217,6 +219,14 @@ def crc_jobs(
     return results
 
 
+class _Together(NamedTuple):
+    """The bytes of a storage, from `begin` on, that several small parts are in."""
+
+    storage: Storage
+    begin: int
+    view: memoryview
+
+
 def _parts(records: Sequence[StoredRecord]) -> list[_Part]:
     """Cut large records for several threads; a deflated one can only be read from its start."""
     parts: list[_Part] = []
@@ -229,10 +239,8 @@ def _parts(records: Sequence[StoredRecord]) -> list[_Part]:
     return parts
 
 
-def _in_memory(
-    storages: Sequence[Storage], records: Sequence[StoredRecord], task: Sequence[_Part]
-) -> tuple[int, memoryview] | None:
-    """Where small parts that lie together begin, and a view of them; None if they can't be looked at in safety.
+def _in_memory(storages: Sequence[Storage], records: Sequence[StoredRecord], task: Sequence[_Part]) -> _Together | None:
+    """Where small parts lie together; None if they don't, or can't be looked at in safety.
 
     The system is asked once for all of them.
     """
@@ -247,7 +255,7 @@ def _in_memory(
         safe = owner.in_memory or (size <= WINDOW and _is_here(owner, at, at + size))
     else:
         safe = isinstance(owner, MemoryStorage)
-    return (begin, storage.view_for(begin, size)[begin : begin + size]) if safe else None
+    return _Together(storage, begin, storage.view_for(begin, size)[begin : begin + size]) if safe else None
 
 
 def tasks_of(sizes: Sequence[int]) -> Iterator[range]:
