@@ -222,6 +222,7 @@ def test_dates_texts_and_objects_are_passed_over() -> None:
         "dates": np.array(["NaT"], "M8[s]"), "times": np.array(["NaT"], "m8[s]"), "text": np.array(["nan"]),
         "bytes": np.array([b"nan"]), "objects": np.array([float("nan")], object), "void": np.zeros(3, "V5"),
         "nothing": np.zeros(3, "V0"), "int4": np.zeros(3, ml_dtypes.int4), "no fields": np.zeros(3, []),
+        "long text": np.array(["nan", "-inf" * 40], np.dtypes.StringDType()),
     }  # fmt: skip
     assert tensorio.check_finite(values) == []
 

@@ -29,7 +29,7 @@ THREADS_FROM = 8 << 20
 TASK = 4 << 20
 RUN_COST = 1 << 10
 NAMED = 3  # tensors that an error describes
-NO_NUMBERS = "OSUMm"  # NumPy's kinds: objects, texts, bytes, dates and times
+NO_NUMBERS = "OSUTMm"  # NumPy's kinds: objects, texts, bytes, dates and times
 
 
 class _Kind(NamedTuple):
