@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import io
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -329,6 +332,53 @@ def test_a_closed_checkpoint_is_refused(tmp_path: Path) -> None:
     checkpoint.close()
     with pytest.raises(ValueError, match="closed"):
         tensorio.check_finite(checkpoint)
+
+
+def test_memory_stays_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever closes the checkpoint meanwhile."""
+    file = io.BytesIO()
+    tensorio.save({"w": np.array([1, np.nan])}, file, format="safetensors")
+    data = bytearray(file.getvalue())
+    search = _finite._searched
+
+    def closed_meanwhile(*args: Any) -> Any:
+        checkpoint.close()
+        with pytest.raises(BufferError):
+            data.clear()
+        return search(*args)
+
+    monkeypatch.setattr(_finite, "_searched", closed_meanwhile)
+    checkpoint = tensorio.open(data)
+    assert found(checkpoint) == {"w": (1, 1, 0)}
+    data.clear()
+
+
+def test_memory_stays_while_threads_look_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a second Ctrl-C."""
+    threads: list[Any] = []
+
+    def interrupted(work: Any, *_: Any) -> None:
+        threads.append(work)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_finite, "THREADS_FROM", 0)
+    monkeypatch.setattr(_finite, "in_threads", interrupted)
+    values, file = np.ones(1000), io.BytesIO()
+    tensorio.save({"w": values}, file, format="safetensors")
+    data = bytearray(file.getvalue())
+    for source in ([values], data):
+        with contextlib.suppress(KeyboardInterrupt):
+            tensorio.check_finite(source)
+    gone = weakref.ref(values)
+    del values, source
+    gc.collect()
+    assert gone() is not None
+    with pytest.raises(BufferError):
+        data.clear()
+    threads.clear()
+    gc.collect()
+    assert gone() is None
+    data.clear()
 
 
 def test_an_error_names_the_tensor_and_the_file(tmp_path: Path) -> None:

@@ -160,18 +160,20 @@ def _in_checkpoint(checkpoint: Checkpoint) -> list[NonFinite]:
 
     table = checkpoint._table
     names, rows = list(table.index), array("q", table.index.values())
+    leases = []
 
     def lease(storage: int) -> Any:
         held = checkpoint._storage(storage)
         if held.ahead or checkpoint._prefetches:  # which want to know of each tensor
             return None
         try:
-            return held.lease()
+            leases.append(held.lease())
         except TensorIOError:
             return None  # asking for the tensor raises it, with the tensor's name
+        return leases[-1]
 
     places = _arrays.places(table.rows, table.dims, rows, lease)
-    return _among(places, names.__getitem__, lambda i: checkpoint[names[i]])
+    return _among(places, leases, names.__getitem__, lambda i: checkpoint[names[i]])
 
 
 def _in_objects(objects: list[Any], name: Callable[[int], str]) -> list[NonFinite]:
@@ -180,29 +182,31 @@ def _in_objects(objects: list[Any], name: Callable[[int], str]) -> list[NonFinit
 
     torch = sys.modules.get("torch")
     places = _source.places(objects, None if torch is None else torch.Tensor)
-    return _among(places, name, objects.__getitem__)
+    return _among(places, objects, name, objects.__getitem__)
 
 
-def _among(places: array[int], name: Callable[[int], str], tensor: Callable[[int], Any]) -> list[NonFinite]:
+def _among(
+    places: array[int], owners: Any, name: Callable[[int], str], tensor: Callable[[int], Any]
+) -> list[NonFinite]:
     """Look at all of them: what lies in memory as it is with all cores, the others as they come."""
     found: dict[int, NonFinite] = {}
     if -1 in (codes := places[::3]):
         for i, code in enumerate(codes):
             if code < 0 and is_tensor(one := tensor(i)) and (bad := _elsewhere(name(i), one)) is not None:
                 found[i] = bad
-    for i, *match in _searched(places):
+    for i, *match in _searched(places, owners):
         found[i] = _joined(_counted(name(i), *match), found.get(i))
     return [found[i] for i in sorted(found)]
 
 
-def _searched(places: array[int]) -> Iterable[tuple[int, int, int, int, int]]:
-    """The runs with a match, in order; see `_core.match_runs`."""
+def _searched(places: array[int], owners: Any) -> Iterable[tuple[int, int, int, int, int]]:
+    """The runs with a match, in order; see `_core.match_runs`. The memory is that of the `owners`."""
     runs, ends, nbytes = _core.match_cut(places, _COLUMNS, PART, TASK, RUN_COST)
     if nbytes < THREADS_FROM:
         return _core.match_runs(runs, _COLUMNS, 0, ends[-1]) if ends else ()
     searched: list[list[tuple[int, int, int, int, int]]] = [[] for _ in ends]
 
-    def search(task: int) -> None:
+    def search(task: int, owners: Any = owners) -> None:  # held by the threads, which a second Ctrl-C leaves behind
         searched[task] = _core.match_runs(runs, _COLUMNS, ends[task - 1] if task else 0, ends[task])
 
     in_threads(search, range(len(ends)), readers())  # not by a pool, which takes no work at the end of a program
@@ -241,7 +245,7 @@ def _in_array(name: str, values: Any) -> NonFinite | None:
 
     places = _source.places([values])
     if places[0] >= 0:
-        return _at(name, places)
+        return _at(name, values, places)
     row = of_numpy(values.dtype)
     if row is None:
         return _in_fields(name, values) if values.dtype.names else _by_numpy(name, values)
@@ -249,14 +253,14 @@ def _in_array(name: str, values: Any) -> NonFinite | None:
     if row.name in _KINDS:
         start = 0
         for piece in c_order(values, native):
-            found = _at(name, array("q", [row.code, _core.address(piece), len(piece)]), start, found)
+            found = _at(name, piece, array("q", [row.code, _core.address(piece), len(piece)]), start, found)
             start += len(piece)
     return found
 
 
-def _at(name: str, places: array[int], start: int = 0, found: NonFinite | None = None) -> NonFinite | None:
+def _at(name: str, owner: Any, places: array[int], start: int = 0, found: NonFinite | None = None) -> NonFinite | None:
     """Add what is in elements that lie in C order, the first of them `start` bytes behind the first of the tensor."""
-    for _, code, address, nbytes, at in _searched(places):
+    for _, code, address, nbytes, at in _searched(places, owner):
         found = _joined(_counted(name, code, address, nbytes, start + at), found)
     return found
 
