@@ -7,7 +7,8 @@ trap 'rm -rf "$work"' EXIT
 source=$work/source
 mkdir "$source"
 cp -r setup.py pyproject.toml README.md LICENSE csrc src "$source"
-find "$source" \( -name '*.so' -o -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} +
+# Without what builds made: the copies of generated C are as new as their sources, however old they are.
+find "$source" \( -name '*.so' -o -name __pycache__ -o -name '*.egg-info' -o -path '*/tensorio/_*.c' \) -prune -exec rm -rf {} +
 tests="core formats loading asynchronous manager encryption threads test_unpickler.py test_storage.py"
 cp -r examples "$work"  # which tests of a training loop run
 export TENSORIO_QUICK=1
