@@ -1,4 +1,4 @@
-"""The pages at the root name what is there: modules, commands, pages of `docs`; each once."""
+"""The pages name what is there: modules, commands, files, other pages; each once, in lines of one width."""
 
 from __future__ import annotations
 
@@ -66,3 +66,19 @@ def test_every_page_is_linked(page: str) -> None:
 def test_links_lead_somewhere(page: str) -> None:
     targets = re.findall(r"\]\((?!\w+:)([^)#]+)", text_of(page))
     assert [t for t in targets if not ((ROOT / page).parent / t).exists()] == []
+
+
+PAGES = sorted(
+    str(p.relative_to(ROOT))
+    for pattern in ("*.md", "docs/*.md", "*/README.md", "*/*/README.md")
+    for p in ROOT.glob(pattern)
+    if p.relative_to(ROOT).parts[0] != "build"
+)
+WIDTH = 120
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_lines_end_where_others_do(page: str) -> None:
+    """Rows of tables and code are as long as they are."""
+    prose = re.sub(r"^```.*?^```", "", text_of(page), flags=re.DOTALL | re.MULTILINE)
+    assert [line for line in prose.splitlines() if len(line) > WIDTH and not line.startswith("|")] == []
