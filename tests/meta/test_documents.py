@@ -82,3 +82,20 @@ def test_lines_end_where_others_do(page: str) -> None:
     """Rows of tables and code are as long as they are."""
     prose = re.sub(r"^```.*?^```", "", text_of(page), flags=re.DOTALL | re.MULTILINE)
     assert [line for line in prose.splitlines() if len(line) > WIDTH and not line.startswith("|")] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "files"),
+    [
+        ("bench/README.md", "*.py"),
+        ("csrc/README.md", "*.h"),
+        ("fuzz/README.md", "*.py"),
+        ("tests/hostile/README.md", "test_*.py"),
+        ("examples/server/README.md", "*.py"),
+        ("examples/training/README.md", "*.py"),
+    ],
+)
+def test_every_file_of_a_folder_is_named_in_its_page(page: str, files: str) -> None:
+    text = text_of(page)
+    folder = (ROOT / page).parent
+    assert [p.name for p in sorted(folder.glob(files)) if p.name != "conftest.py" and f"`{p.name}`" not in text] == []
