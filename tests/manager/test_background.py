@@ -13,15 +13,10 @@ import numpy as np
 import pytest
 
 import tensorio
+from steps import restored
 from tensorio.manager import _draft
 
 Manager = tensorio.CheckpointManager
-
-
-def restored(manager: Manager, step: int | None = None) -> Any:
-    found = manager.restore(step)
-    assert found is not None
-    return found
 
 
 def test_a_step_is_what_the_object_was_when_save_returned(tmp_path: Path) -> None:

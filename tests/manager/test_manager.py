@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import tensorio
+from steps import restored
 from tensorio.manager import _local, _note, _reader
 from tensorio.manager._note import decode, encoded
 from tensorio.manager._retention import Best
@@ -38,12 +39,6 @@ def filled(manager: Manager, *steps: int) -> Manager:
     for step in steps:
         manager.save(step, state(step), metrics={"loss": 1 / (step + 1)})
     return manager
-
-
-def restored(manager: Manager, *arguments: Any, **options: Any) -> Any:
-    found = manager.restore(*arguments, **options)
-    assert found is not None
-    return found
 
 
 def litter(manager: Manager) -> list[str]:
