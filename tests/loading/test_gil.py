@@ -12,6 +12,7 @@ import pytest
 
 import tensorio
 from clock import TICKS, Clock, assert_others_go_on
+from cold import evicted
 from tensorio import _core, _host
 from tensorio.storage import reading
 
@@ -79,10 +80,7 @@ def test_populate_of_fresh_memory() -> None:
 
 def test_prefetch_of_a_cold_file(path: Path) -> None:
     def act() -> None:
-        fd = os.open(path, os.O_RDONLY)
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
+        evicted(path)
         with tensorio.open(path) as checkpoint:
             checkpoint.prefetch(wait=True)
 

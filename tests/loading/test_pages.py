@@ -15,6 +15,7 @@ import pytest
 
 import hexfile
 import tensorio
+from cold import evicted
 from tensorio import _host
 from tensorio.storage.files import FileStorage
 from tensorio.storage.opening import open_storage
@@ -113,17 +114,6 @@ def test_random_access_reads_nothing_around(path: Path) -> None:
     tree = tensorio.load(path, mmap="random")
     assert "rr" in flags_of(path)
     del tree
-
-
-def evicted(path: Path) -> int:
-    """Drop a file from the page cache; bytes that stayed."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        return _host.cached(fd, 0, path.stat().st_size)
-    finally:
-        os.close(fd)
 
 
 @pytest.mark.plain_build
