@@ -98,7 +98,7 @@ def wrapped(rng: random.Random, seed: Seed, pickle: bytes) -> bytes:
     if seed.kind == "zip":
         return _zip(rng, seed, pickle)
     if seed.kind == "tar":
-        return _tar({**seed.records, seed.name: pickle})
+        return hexfile.tarred({**seed.records, seed.name: pickle})
     tail = seed.tail
     if tail and rng.random() < 0.1:
         tail = mutated(rng, tail, [tail])
@@ -127,16 +127,6 @@ def _zip(rng: random.Random, seed: Seed, pickle: bytes) -> bytes:
         if rng.random() < 0.005:
             part.central = {rng.choice(["crc", "csize", "usize", "offset"]): rng.choice(INTS) % 2**32}
     return hexfile.zip_file(parts, zip64=rng.random() < 0.9)
-
-
-def _tar(records: dict[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for name, raw in records.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(raw)
-            archive.addfile(info, io.BytesIO(raw))
-    return out.getvalue()
 
 
 # ------------------------------------------------------------- whole files

@@ -656,16 +656,8 @@ def archive_deflated() -> Case:
 @case
 def archive_tar() -> Case:
     """A tar file, closed by two blocks of zeros and no more."""
-    import tarfile
-
     tensors = {"run/a.pt.w": array("float32", (2, 3)), "run/b.safetensors.t": array("int16", (4,))}
     members = {"run/notes.txt": b"nothing", "run/a.pt": plain_torch_bytes({"w": tensors["run/a.pt.w"]}),
                "run/b.safetensors": safetensors_bytes({"t": tensors["run/b.safetensors.t"]})}  # fmt: skip
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    data = out.getvalue().rstrip(b"\0")
+    data = hexfile.tarred(members).rstrip(b"\0")
     return Case("archive", ".tar", data + b"\0" * (-len(data) % 512 + 1024), tensors)

@@ -1,4 +1,4 @@
-"""Files built from readable pieces: zip archives, torch pickles, safetensors.
+"""Files built from readable pieces: zip and tar archives, torch pickles, safetensors.
 
 Nothing here knows how tensorio works: the layouts come from APPNOTE 6.3.10, CPython's
 ``Lib/pickletools.py``, what ``torch.save`` writes, and the safetensors README. Each
@@ -8,10 +8,12 @@ is wrong with its file.
 
 from __future__ import annotations
 
+import io
 import json
 import pickletools
 import re
 import struct
+import tarfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -302,6 +304,20 @@ def respelled(pickle: bytes, *, memo: str = "same", words: str = "same", padded:
 def _short(value: str) -> bytes:
     raw = value.encode()
     return b"\x8c" + bytes([len(raw)]) + raw
+
+
+# ------------------------------------------------------------------------ tar
+
+
+def tarred(members: Mapping[str, bytes], format: int = tarfile.USTAR_FORMAT) -> bytes:
+    """A tar file of regular members, as Python's tarfile writes it."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=format) as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
 
 
 # ---------------------------------------------------------------- safetensors

@@ -11,7 +11,6 @@ import os
 import pickle
 import random
 import struct
-import tarfile
 import time
 import zipfile
 import zlib
@@ -25,7 +24,7 @@ import pytest
 import cases
 import hexfile
 import tensorio
-from hexfile import Rec, name, number, pickled, proto, text
+from hexfile import Rec, name, number, pickled, proto, tarred, text
 from tensorio.dangers import danger
 from tensorio.scanning import _collect
 from tensorio.scanning._walk import Walk, walk
@@ -54,16 +53,6 @@ def walked(data: bytes) -> Walk:
 
 def zipped(records: dict[str, bytes], **options: Any) -> bytes:
     return hexfile.zip_file([Rec(n, raw) for n, raw in records.items()], **options)
-
-
-def tarred(members: dict[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for member, raw in members.items():
-            info = tarfile.TarInfo(member)
-            info.size = len(raw)
-            archive.addfile(info, io.BytesIO(raw))
-    return out.getvalue()
 
 
 def saved_array(array: Any) -> bytes:

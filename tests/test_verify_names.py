@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import tarfile
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 import cases
+import hexfile
 import tensorio
 from tensorio import formats
 from tensorio.checkpoint import _checks
@@ -40,15 +40,6 @@ def in_zip(name: str, data: bytes) -> bytes:
     return out.getvalue()
 
 
-def in_tar(name: str, data: bytes) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        info = tarfile.TarInfo(name)
-        info.size = len(data)
-        archive.addfile(info, io.BytesIO(data))
-    return out.getvalue()
-
-
 def with_bytes(path: Path, **options: Any) -> list[str]:
     """Names of the tensors that have any."""
     with tensorio.open(path, **options) as checkpoint:
@@ -71,7 +62,7 @@ def test_file_of_another_digest(tmp_path: Path, name: str) -> None:
     if zipfile.is_zipfile(io.BytesIO(case.data)):
         makes.append(repacked)
     if not name.startswith(("archive", "pickle", "plain")):  # which are not looked for in archives
-        makes += [lambda data: in_zip(path.name, data), lambda data: in_tar(path.name, data)]
+        makes += [lambda data: in_zip(path.name, data), lambda data: hexfile.tarred({path.name: data})]
     for make in makes:
         path.write_bytes(make(case.data))
         if with_bytes(path):

@@ -16,6 +16,7 @@ import pytest
 import cases
 import hexfile
 import tensorio
+from hexfile import tarred
 from tensorio import (
     ChecksumError,
     FormatError,
@@ -42,16 +43,6 @@ def zipped(members: dict[str, bytes] | Iterable[tuple[str, bytes]], packed: bool
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED) as archive:
         for name, data in dict(members).items():
             archive.writestr(name, data)
-    return out.getvalue()
-
-
-def tarred(members: dict[str, bytes], format: int = tarfile.USTAR_FORMAT) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=format) as archive:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
     return out.getvalue()
 
 
