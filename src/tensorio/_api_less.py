@@ -161,6 +161,7 @@ def delta_chain(path: Any, *, key: Any = None) -> list[str]:
     Parameters
     ----------
     path : str or os.PathLike
+        Of a file, or of a checkpoint in several files.
     key
         See `open`; of all files of the chain.
 
@@ -171,7 +172,14 @@ def delta_chain(path: Any, *, key: Any = None) -> list[str]:
 
     Raises
     ------
-    See `open`: every file of the chain is opened and checked against what the one before says of it.
+    UnsupportedError
+        `path` is no path: nothing in memory refers to a file.
+    See `open`.
+
+    Notes
+    -----
+    Opens every file of the chain and checks it against what the one before says of
+    it: costs their headers, and 192 bytes of at most 1,024 tensors of each.
     """
     with open_checkpoint(path, **reading_options(False, "opaque", (), False, key=key)) as checkpoint:
         if checkpoint.path is None:

@@ -272,8 +272,8 @@ def recover(
 
     Notes
     -----
-    Reads all of the file. Time is linear in its size whatever is in it; memory
-    is that of `convert`; of a file that is encrypted as a whole, all of it is decrypted into memory.
+    Reads all of the file. Time is linear in its size whatever is in it; memory is
+    that of `convert`. A file that is encrypted as a whole is decrypted to memory.
     """
     options = OpenOptions(**reading_options(False, unknown, allow, False, encoding, key))
     return recover_file(

@@ -20,7 +20,15 @@ class Size(tuple[int, ...]):
 
 
 class Device(NamedTuple):
-    """A ``torch.device``."""
+    """A ``torch.device``.
+
+    Attributes
+    ----------
+    type : str
+        Such as ``"cpu"`` and ``"cuda"``.
+    index : int or None
+        Which of them; None if the file does not say.
+    """
 
     type: str
     index: int | None = None  # type: ignore[assignment]  # torch's word; hides tuple.index

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -218,3 +219,44 @@ def test_every_parameter_is_annotated(name: str) -> None:
 def test_arguments_of_later_versions_are_refused_by_name(call: Any, word: str) -> None:
     with pytest.raises(tensorio.UnsupportedError, match=word):
         call()
+
+
+def public_calls() -> dict[str, Any]:
+    """Functions, and methods of classes, by name."""
+    out: dict[str, Any] = {}
+    for name in NAMES:
+        given = getattr(tensorio, name)
+        if inspect.isfunction(given):
+            out[name] = given
+        elif inspect.isclass(given) and not issubclass(given, Exception):
+            methods = inspect.getmembers(given, inspect.isfunction)
+            out |= {
+                f"{name}.{m}": f for m, f in methods if not m.startswith("_") and f.__module__.startswith("tensorio.")
+            }
+    return out
+
+
+def sections(function: Any) -> dict[str, str]:
+    """The parts of a docstring of numpydoc by their titles."""
+    parts = re.split(r"^(\w+)\n-{4,}\n", inspect.getdoc(function) or "", flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def documented(function: Any) -> set[str]:
+    rows = [row for row in sections(function).get("Parameters", "").splitlines() if row[:1].strip()]
+    return {name.strip().lstrip("*") for row in rows for name in row.split(" : ")[0].split(",")}
+
+
+@pytest.mark.parametrize("name", public_calls())
+def test_every_parameter_is_documented_and_no_other(name: str) -> None:
+    function = public_calls()[name]
+    if (inspect.getdoc(function) or "").startswith("See `"):
+        return  # of the class above
+    assert documented(function) == set(inspect.signature(function).parameters) - {"self"}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_what_is_returned_what_fails_and_what_it_costs_is_documented(name: str) -> None:
+    function = getattr(tensorio, name)
+    want = {"Raises", "Notes"} | ({"Returns"} if inspect.signature(function).return_annotation != "None" else set())
+    assert want <= set(sections(function))

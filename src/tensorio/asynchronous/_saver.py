@@ -113,6 +113,11 @@ class AsyncSaver:
     def reserve(self, nbytes: int) -> None:
         """Have memory for a snapshot of so many bytes ready, pages and all, before the first save needs it.
 
+        Parameters
+        ----------
+        nbytes : int
+            Of all tensors of a save.
+
         Raises
         ------
         OSError

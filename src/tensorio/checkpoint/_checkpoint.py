@@ -253,7 +253,27 @@ class Checkpoint(Moving):
                 storage.check_unchanged()
 
     def verify(self, *, require: bool = False, progress: Progress | None = None) -> Report:
-        """Compare the bytes with every checksum there is of them; see `tensorio.verify`."""
+        """Compare the bytes with every checksum there is of them.
+
+        Parameters
+        ----------
+        require, progress
+            See `tensorio.verify`.
+
+        Returns
+        -------
+        Report
+            What is wrong, and what nothing covers; `Report.raise_first` raises it.
+
+        Raises
+        ------
+        ValueError
+            The checkpoint is closed.
+
+        Notes
+        -----
+        Reads the payload, with all cores.
+        """
         from tensorio.checkpoint._verify import verify_opened
 
         self._storage(0)

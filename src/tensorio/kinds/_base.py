@@ -91,7 +91,12 @@ class TensorKind:
         return replace(self, **parts)  # type: ignore[arg-type]  # the caller's parts are of the fields' types
 
     def as_parameter(self: K, requires_grad: bool) -> K:
-        """Return a copy that is a ``torch.nn.Parameter``."""
+        """Return a copy that is a ``torch.nn.Parameter``, over the same parts.
+
+        Parameters
+        ----------
+        requires_grad : bool
+        """
         return replace(self, requires_grad=requires_grad, parameter=True)
 
     def check(self, describe: Describe = described) -> None:

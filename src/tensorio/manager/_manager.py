@@ -281,6 +281,10 @@ class CheckpointManager(StepReader):
     def pin(self, step: int) -> None:
         """Keep a step until it is unpinned, whatever the rules say.
 
+        Parameters
+        ----------
+        step : int
+
         Raises
         ------
         FileNotFoundError
@@ -293,13 +297,31 @@ class CheckpointManager(StepReader):
             self._steps.pin(step, True)
 
     def unpin(self, step: int) -> None:
-        """Leave a step to the rules, which are applied with the next save; see `pin`."""
+        """Leave a step to the rules, which are applied with the next save.
+
+        Parameters
+        ----------
+        step : int
+
+        Raises
+        ------
+        See `pin`.
+        """
         with self._writing():
             self._require(step)
             self._steps.pin(step, False)
 
     def remove(self, step: int) -> None:
-        """Remove a step, pinned or not; see `pin`."""
+        """Remove a step, pinned or not. Who has mapped its files keeps them.
+
+        Parameters
+        ----------
+        step : int
+
+        Raises
+        ------
+        See `pin`.
+        """
         with self._writing():
             self._require(step)
             self._remove(step)

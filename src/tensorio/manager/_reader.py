@@ -47,11 +47,20 @@ class StepReader:
         return max(self.steps(), default=None)
 
     def path(self, step: int) -> str:
-        """Return the folder (or address) of a step, whether or not it is there."""
+        """Return the folder (or address) of a step, whether or not it is there.
+
+        Parameters
+        ----------
+        step : int
+        """
         return self._steps.path(step)
 
     def info(self, step: int) -> StepInfo:
         """Return what was noted of a step: time, metrics, files.
+
+        Parameters
+        ----------
+        step : int
 
         Raises
         ------
@@ -63,11 +72,22 @@ class StepReader:
         return self._steps.info(step)
 
     def pinned(self, step: int) -> bool:
-        """Tell whether a step is pinned."""
+        """Tell whether a step is pinned.
+
+        Parameters
+        ----------
+        step : int
+        """
         return self._steps.pinned(step)
 
     def check(self, step: int, *, deep: bool = True) -> None:
         """Raise unless all files of a step are there and of their sizes; with `deep`, of their checksums.
+
+        Parameters
+        ----------
+        step : int
+        deep : bool
+            Recompute all checksums.
 
         Raises
         ------

@@ -174,6 +174,11 @@ def published() -> list[Published]:
     ------
     PublicationError
         The folder of names, or something in it, is not to be trusted.
+
+    Notes
+    -----
+    Reads a file of some hundred bytes for each name, and looks through the
+    processes of this user for readers.
     """
     return published_names()
 
@@ -181,11 +186,20 @@ def published() -> list[Published]:
 def unpublish(name: str) -> None:
     """Withdraw a name, whoever published it; what is persistent is removed.
 
-    Who is attached stays attached.
+    Parameters
+    ----------
+    name : str
+        As it was published.
 
     Raises
     ------
     NotPublishedError
         There is no such name.
+    PublicationError
+        The folder of names is not to be trusted.
+
+    Notes
+    -----
+    Who is attached stays attached. The memory goes when nobody holds or maps it.
     """
     unpublish_name(name)
