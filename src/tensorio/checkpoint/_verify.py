@@ -6,34 +6,29 @@ notes, checksums of a container's records, a manifest of whole files.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from tensorio.checkpoint._checks import SMALL, Work, crc_jobs, has_sha256, sha256_of, tasks_of
+from tensorio.checkpoint._checks import Work, crc_jobs, sha256_of
+from tensorio.checkpoint._listed import Listed, wrong_digest
 from tensorio.checkpoint._options import reading_options
 from tensorio.checkpoint._report import Report
 from tensorio.checkpoint._several import INDEX_SUFFIX, place_of_several
-from tensorio.checkpoint._sums import INSIDE, Manifest, files_below, find_sums
+from tensorio.checkpoint._sums import INSIDE, Manifest, find_sums
 from tensorio.checkpoint._whose import Whose
 from tensorio.encryption._storage import DecryptedStorage
 from tensorio.errors import (
     ChecksumError,
     DecryptionError,
-    FormatError,
     HeaderError,
     TensorIOError,
     TruncatedError,
     UnsupportedError,
 )
 from tensorio.storage.files import FileStorage
-from tensorio.storage.opening import open_storage
 from tensorio.storage.ranges import place_of, places_of
-from tensorio.storage.reading import unreadable
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._checkpoint import Checkpoint
@@ -176,13 +171,16 @@ class _Verification:
         self.judges: list[Callable[[], Iterator[TensorIOError]]] = []  # called when the work is done
         self.records: list[StoredRecord] = []
         self.manifest = manifest
-        self.covered: set[int] = set()  # of `files`, by id
+        self.covered: set[int] = set()  # of `files`, by id; those that the manifest names
 
     def run(self) -> None:
         """Do all jobs, and fill the report."""
         report = self.report
         if self.manifest is not None:
-            self.add_sums(self.manifest)
+            listed = Listed(self.manifest, self.files, report)
+            listed.add_to(self.work)
+            self.covered = listed.opened
+            self.judges.append(partial(listed.problems, self.tensors_in))
         self.work.run()
         for judge in self.judges:
             report.problems.extend(judge())
@@ -251,7 +249,7 @@ class _Verification:
                 if isinstance(digest, TensorIOError):
                     bad.append((record, digest))
                 elif digest != record.sha256:
-                    bad.append((record, _wrong_digest(f"the tensor's {record.nbytes} bytes", record.sha256, digest)))
+                    bad.append((record, wrong_digest(f"the tensor's {record.nbytes} bytes", record.sha256, digest)))
             for record, problem in bad:
                 sealed = isinstance(place_of(self.storages[record.storage])[0], DecryptedStorage)
                 if not sealed or isinstance(problem, ChecksumError | HeaderError):  # else `check_tags` says it
@@ -298,126 +296,11 @@ class _Verification:
             self.whose = Whose(self.opened, self.storages)
         return self.whose.names(owner, offset, nbytes)
 
-    # ----------------------------------------------------------------- manifest
-
-    def add_sums(self, manifest: Manifest) -> None:
-        """Compare each file that the manifest names with its digest."""
-        known: dict[object, FileStorage] = {os.path.abspath(file.name): file for file in self.files}
-        known |= {(file.identity.device, file.identity.inode): file for file in self.files}
-        own, prefix = _inode(manifest.path), os.path.join(manifest.folder, "")
-        lines: list[_Line] = []
-        bad: list[tuple[int, _Line, str | TensorIOError]] = []  # with their place among `lines`
-        seen: list[str] = []
-        for name, digest in manifest.digests.items():
-            path = prefix + name
-            try:
-                now = os.stat(path)
-            except OSError as error:
-                bad.append((len(lines), _Line(path, digest, 0, None), _not_there(error)))
-                continue
-            inode = now.st_dev, now.st_ino
-            if inode == own:
-                self.report.notes += (f"{manifest.path} names itself: no list can have its own digest",)
-            elif not stat.S_ISREG(now.st_mode):
-                problem = FormatError("the manifest names something that is no regular file")
-                bad.append((len(lines), _Line(path, digest, 0, None), problem))
-            else:  # what is open counts, whatever has its name by now
-                file = known.get(inode) or known.get(os.path.abspath(path)) if known else None
-                lines.append(_Line(path, digest, now.st_size if file is None else file.nbytes, file))
-                seen.append(name)
-        self.add_lines(lines, bad)
-        self.covered = {id(line.file) for line in lines if line.file is not None}
-        self.report.hashed = sum(line.nbytes for line in lines)
-        self.report.manifest = manifest.path
-        self.report.covered = tuple(seen)
-        if manifest.whole:
-            self.report.unnamed = tuple(
-                name for name in files_below(manifest.folder) if name not in manifest.digests
-                and not (own is not None and _inode(prefix + name) == own)
-            )  # fmt: skip
-
-    def add_lines(self, lines: Sequence[_Line], bad: list[tuple[int, _Line, str | TensorIOError]]) -> None:
-        """Compare files with their digests; `bad` has those that are wrong already, and takes the others."""
-
-        def job(numbers: range, advance: Advance) -> None:
-            done = 0
-            for number in numbers:
-                line = lines[number]
-                if line.file is None and line.nbytes <= SMALL and has_sha256(line.path, line.digest):
-                    done += line.nbytes
-                elif (found := _sha256_of(line, advance)) != line.digest:
-                    bad.append((number, line, found))
-            advance(done)
-
-        for numbers in tasks_of([line.nbytes for line in lines]):
-            self.work.add(sum(lines[number].nbytes for number in numbers), partial(job, numbers))
-
-        def judge() -> Iterator[TensorIOError]:
-            for _, line, found in sorted(bad, key=lambda entry: entry[0]):
-                yield self.about(line, found)
-
-        self.judges.append(judge)
-
-    def about(self, line: _Line, found: str | TensorIOError) -> TensorIOError:
-        """Return what is wrong with a file that a manifest names: it has another digest, or can't be read."""
-        path, digest, nbytes, file = line
-        if file is not None and _inode(path) != (file.identity.device, file.identity.inode):
-            return FormatError("the file was replaced while it was verified: verify it again", path=path)
-        if isinstance(found, TensorIOError):
-            problem = found
-        else:
-            problem = _wrong_digest(f"the file's {nbytes} bytes", digest, found)
-            problem.offset, problem.nbytes = 0, nbytes
-        problem.path = path
-        if file is not None:
-            problem.tensors = self.tensors_in(file, problem.offset or 0, problem.nbytes or 0)
-        return problem
-
-
-class _Line(NamedTuple):
-    """A file that a manifest names, as it was when the list was gone through."""
-
-    path: str
-    digest: str
-    nbytes: int
-    file: FileStorage | None  # if it is open
-
 
 def _files(storages: Sequence[Storage]) -> list[FileStorage]:
     """The files that the bytes are in."""
     owners = {id(owner): owner for storage in storages for owner, _, _ in places_of(storage, 0, 0)}
     return [owner for owner in owners.values() if isinstance(owner, FileStorage)]
-
-
-def _sha256_of(line: _Line, advance: Advance) -> str | TensorIOError:
-    """The digest of a file: as it is open, or opened for that; or why it can't be had."""
-    try:
-        if line.file is not None:
-            return sha256_of(line.file, 0, line.nbytes, advance)
-        storage, _, _ = open_storage(line.path, local=True)
-        try:
-            if storage.nbytes < line.nbytes:
-                raise TruncatedError(
-                    f"the file was cut short while it was verified: expected {line.nbytes} bytes, "
-                    f"found {storage.nbytes}",
-                    offset=storage.nbytes,
-                )
-            digest = sha256_of(storage, 0, storage.nbytes, advance)
-            storage.check_unchanged()
-            return digest
-        finally:
-            storage.close()
-    except OSError as error:
-        return _not_there(error)
-    except TensorIOError as error:
-        return error
-
-
-def _not_there(error: OSError) -> TensorIOError:
-    """The problem with a file that the manifest names and that the system does not show."""
-    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
-        return TruncatedError("the manifest names a file that is not there")
-    return unreadable(error)
 
 
 def _size_of(file: FileStorage) -> int:
@@ -426,26 +309,10 @@ def _size_of(file: FileStorage) -> int:
     return file.nbytes if file.in_memory else max(os.fstat(fd).st_size - start, 0)
 
 
-def _inode(path: str) -> tuple[int, int] | None:
-    """What tells a file from all others; None if it is not there, or not to be seen."""
-    with contextlib.suppress(OSError):
-        now = os.stat(path)
-        return now.st_dev, now.st_ino
-    return None
-
-
 def _wrong_crc(record: StoredRecord, actual: int) -> ChecksumError:
     expected = record.crc32
     assert expected is not None
     return ChecksumError(
         f"CRC-32 of the record's {record.size} bytes: expected {expected:08x}, found {actual:08x}",
         expected=expected, actual=actual,
-    )  # fmt: skip
-
-
-def _wrong_digest(what: str, expected: str | None, actual: str) -> ChecksumError:
-    assert expected is not None
-    return ChecksumError(
-        f"SHA-256 of {what}: expected {expected[:16]}..., found {actual[:16]}...",
-        expected=int(expected, 16), actual=int(actual, 16),
     )  # fmt: skip
