@@ -162,3 +162,28 @@ def test_chunk_that_cannot_be_read(tmp_path: Path, suffix: str, monkeypatch: pyt
     assert problem.offset <= at < problem.offset + problem.nbytes
     assert set(problem.tensors) < set(arrays)
     assert problem.tensors
+
+
+# ------------------------------------------------------------------- what nobody reads
+
+
+def test_bytes_behind_the_end_of_what_is_packed(tmp_path: Path) -> None:
+    """Bytes of a member, and none of what unpacks from it: `load` refuses them, so they are no whole file."""
+    tensorio.save({"a": noise(3000), "b": noise(3000)}, tmp_path / "m.pt")
+    with zipfile.ZipFile(tmp_path / "m.pt") as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    size = len(hexfile.deflate(content["m/data/1"])) + 6
+    path, records, gap = tmp_path / "packed.pt", [], b""
+    for name, data in content.items():
+        sizes = {"csize": size} if name == "m/data/1" else {}
+        records.append(hexfile.Rec(name, data, 8, descriptor=False, local=sizes, central=sizes, gap=gap))
+        gap = b"behind" if sizes else b""
+    path.write_bytes(hexfile.zip_file(records))
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+    with pytest.raises(tensorio.HeaderError):
+        tensorio.load(path)
+    (problem,) = tensorio.verify(path).problems
+    assert isinstance(problem, tensorio.HeaderError)
+    assert (problem.record, problem.tensors) == ("m/data/1", ("b",))
+    assert f"expected {size} packed bytes, found the end after {size - 6}" in str(problem)

@@ -311,4 +311,9 @@ def _inflated_checksum(packed: Iterator[memoryview], record: StoredRecord) -> in
         crc = _core.crc32(piece, crc)
     if unpacked.size != record.size or not unpacked.ended:
         raise HeaderError(f"deflated record: expected {record.size} bytes, found {unpacked.size}", offset=record.offset)
+    if unpacked.taken != record.nbytes:
+        raise HeaderError(
+            f"deflated record: expected {record.nbytes} packed bytes, found the end after {unpacked.taken}",
+            offset=record.offset,
+        )
     return crc
