@@ -607,6 +607,39 @@ def test_shard_of_another_save_is_not_named(folder: Path) -> None:
     assert report.unnamed == ("model-00006-of-00006.safetensors",)
 
 
+@pytest.mark.parametrize("listed", [False, True])
+def test_folder_where_a_file_should_be(folder: Path, listed: bool) -> None:
+    """The folder's own kind is known: what is wrong is one file of it."""
+    broken = shard(folder, 2)
+    broken.unlink()
+    if listed:
+        tensorio.write_manifest(folder)
+    broken.mkdir()
+    (problem,) = tensorio.verify(folder).problems
+    assert problem.path == str(broken)
+    assert "EISDIR" in str(problem)
+    with pytest.raises(IsADirectoryError):
+        tensorio.load(folder)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="such links are POSIX'")
+@pytest.mark.parametrize("target", ["nowhere", "model.safetensors.index.json"])
+def test_index_that_is_a_link_to_nothing(folder: Path, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    folder = Path(folder.name)
+    index = folder / "model.safetensors.index.json"
+    tensorio.write_manifest(folder)
+    flip(shard(folder, 1), 5)
+    index.unlink()
+    index.symlink_to(target)
+    report = tensorio.verify(folder)
+    assert [problem.path for problem in report.problems] == [str(shard(folder, 1)), str(index)]
+    Path(folder / "checkpoint.sha256").unlink()
+    (problem,) = tensorio.verify(folder).problems
+    assert problem.path == str(index)
+    assert isinstance(problem.__cause__, OSError)
+
+
 def test_what_is_not_there_at_all(tmp_path: Path) -> None:
     for name in ("none", "none.safetensors.index.json"):
         with pytest.raises(FileNotFoundError):

@@ -38,13 +38,16 @@ def verify_apart(
     options : dict
         Those of `open_single`.
     """
-    index = place_in(path).path
+    try:
+        index = place_in(path).path
+    except OSError as failed:  # a link that leads nowhere
+        index = failed.filename or path
     folder = os.path.dirname(index) or os.curdir
     report = verify_names(folder, path, manifest, progress)
     named = {os.path.join(folder, name) for name in report.covered}
     told = {problem.path for problem in report.problems}
     apart: list[TensorIOError] = []
-    for file in _files(index, folder, apart):
+    for file in _files(index, folder, told, apart):
         try:
             with open_single(file, **options) as checkpoint:
                 found = verify_opened(checkpoint._opened, file, progress, manifest=False)
@@ -67,14 +70,15 @@ def verify_apart(
     return report
 
 
-def _files(index: str, folder: str, problems: list[TensorIOError]) -> list[str]:
+def _files(index: str, folder: str, told: set[str | None], problems: list[TensorIOError]) -> list[str]:
     """The files that an index names, none if it can't be read; or the one that is no index."""
     if not index.endswith(".json"):
         return [index]
     try:
         return [os.path.join(folder, name) for name in dict.fromkeys(read_index(index).values())]
     except OSError as error:
-        problems.append(_about(unreadable(error), index))
+        if index not in told:
+            problems.append(_about(unreadable(error), index))
     except TensorIOError as error:
         problems.append(_about(error, index))
     return []

@@ -73,7 +73,7 @@ def _verify_unopened(
     progress: Progress | None,
 ) -> Report:  # fmt: skip
     """Verify a folder, or what an index names, that can't be opened as one checkpoint; `error` says why."""
-    if isinstance(error, IsADirectoryError):  # nothing in it says what the checkpoint is
+    if isinstance(error, IsADirectoryError) and error.filename == path:  # nothing in it says what the checkpoint is
         report = verify_names(path, path, manifest, progress)
         if report.manifest is None:
             raise error
