@@ -690,6 +690,22 @@ def test_command_requires_and_takes_another_manifest(tmp_path: Path) -> None:
     assert run("verify", "--manifest", tmp_path / "none", path).exit_code == 2
 
 
+def test_command_does_not_say_that_all_is_covered_where_a_file_is_not_named(tmp_path: Path) -> None:
+    """The CRC-32 of its records covers the payload of the other file, and not its header."""
+    for name in "ab":
+        tensorio.save({name: np.ones(500)}, tmp_path / f"{name}.bin")
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {name: f"{name}.bin" for name in "ab"}}))
+    tensorio.write_manifest(tmp_path)
+    assert "not covered: nothing" in CliRunner().invoke(cli, ["verify", str(tmp_path)]).stdout
+    lines = (tmp_path / "checkpoint.sha256").read_text().splitlines(keepends=True)
+    (tmp_path / "checkpoint.sha256").write_text("".join(line for line in lines if "b.bin\n" not in line[-7:]))
+    done = CliRunner().invoke(cli, ["verify", str(tmp_path)])
+    assert done.exit_code == 0
+    assert "not named in the manifest: b.bin" in done.stdout
+    assert "not covered: what the manifest does not name, but for the payload" in done.stdout
+
+
 def test_command_answers_in_json(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.pt", tmp_path / "bad.pt"
     for path in (good, bad):

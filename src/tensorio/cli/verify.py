@@ -139,7 +139,7 @@ def _verdict(report: Report) -> Cell:
 
 def _not_covered(report: Report) -> str:
     if report.hashed and not report.unchecked:
-        return "nothing"
+        return "what the manifest does not name, but for the payload" if report.unnamed else "nothing"
     if report.format == "safetensors" and not report.checked:
         return (f"{size(report.unchecked)}, all payload: no checksum in the file, no manifest beside it; "
                 "the structure is valid")  # fmt: skip
