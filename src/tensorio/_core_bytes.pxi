@@ -220,10 +220,12 @@ def match_cut(places, kinds, int64_t part, int64_t task, int64_t cost):
     for i in range(n):
         if not (0 <= where[3 * i] < types and table[3 * where[3 * i]]):
             continue
-        for at in range(0, where[3 * i + 2], part):
+        at = 0
+        while at < where[3 * i + 2]:  # a range with such a step would be Python's
             size = min(part, where[3 * i + 2] - at)
             run.kind, run.address, run.nbytes, run.tensor, run.start = where[3 * i], where[3 * i + 1] + at, size, i, at
             run += 1
+            at += size
             total += 1
             nbytes += size
             weight += size + cost
