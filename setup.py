@@ -49,7 +49,7 @@ def extension(name: str, c_sources: list[str]) -> Extension:
         f"tensorio.{name}",
         [f"src/tensorio/{name}.pyx", *c_sources],
         include_dirs=["csrc", numpy.get_include()],
-        depends=[*HEADERS, *glob("src/tensorio/*.px[di]")],
+        depends=HEADERS,  # of a .pxd or .pxi, cythonize knows
         define_macros=[
             ("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION"),
             *([("CYTHON_TRACE_NOGIL", "1")] if DEBUG else []),
