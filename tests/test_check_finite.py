@@ -268,6 +268,33 @@ def test_a_torch_tensor_whose_storage_was_cut_is_refused() -> None:
         tensorio.check_finite({"fine": torch.ones(3), "cut": tensor})
 
 
+class Wrapper(torch.Tensor):
+    """Has no memory of its own, as DTensor."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Wrapper:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)  # type: ignore[no-any-return]
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = func(*[arg.inner if isinstance(arg, Wrapper) else arg for arg in args], **(kwargs or {}))
+        return Wrapper(plain) if plain.dim() and plain.is_floating_point() else plain
+
+
+def test_a_tensor_around_others_is_asked_what_it_has(tmp_path: Path) -> None:
+    values = torch.ones(300)
+    values[200], values[7:9] = float("nan"), float("inf")
+    source = {"w": Wrapper(values), "fine": Wrapper(torch.ones(4, 5)), "none": Wrapper(torch.ones(0))}
+    assert source["w"].data_ptr() == 0
+    assert found(source) == {"w": (7, 1, 2)}
+    with pytest.raises(tensorio.UnsupportedError, match=r"memory of its own.*'w'"):
+        tensorio.save(source, tmp_path / "m.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
 def test_tensors_of_a_file_are_found_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tied, strided and lazily conjugated ones, too; no array is made of those in C order."""
     nan, path = float("nan"), tmp_path / "m.pt"

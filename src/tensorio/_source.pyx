@@ -172,6 +172,9 @@ cdef bint _torch_in_order(object tensor, Tensor *t) except -1:
         held = <int64_t> tensor.untyped_storage().nbytes()
         if <int64_t> tensor.storage_offset() * t.itemsize + t.reach > held:
             raise _UnsupportedError("a torch tensor is larger than its storage, which was resized; nothing to save")
+        if not t.address:  # a subclass around other tensors
+            t.dtype = -1
+            return False
     return in_order
 
 

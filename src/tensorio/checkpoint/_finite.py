@@ -309,7 +309,9 @@ def _in_torch(name: str, tensor: Any, torch: Any) -> NonFinite | None:
         tensor = tensor._values() if tensor.layout == torch.sparse_coo else tensor.values()
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return None
-    if tensor.is_cpu or tensor.dtype.itemsize == 1:  # of 1-byte types, torch can tell little
+    around_others = tensor.is_cpu and tensor.numel() and not tensor.data_ptr()
+    # Of 1-byte types, torch can tell little.
+    if not around_others and (tensor.is_cpu or tensor.dtype.itemsize == 1):
         found = _in_objects([tensor.cpu().resolve_conj().resolve_neg().contiguous()], lambda _: name)
         return found[0] if found else None
     parts = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

@@ -187,7 +187,9 @@ def _add_torch(items: Items, name: str, tensor: Any, fetch: Fetch | None) -> Non
             items.add(name, dtype, tuple(tensor.shape)).add_memory(fetch(tensor).data_ptr(), tensor.nbytes)
             return
         described = _source.describe_torch(tensor)
-    assert described is not None
+    if described is None:
+        kind = type(tensor).__name__
+        raise UnsupportedError(f"a {kind} has no memory of its own; save the tensors that it is made of", record=name)
     code, shape, nbytes, address, _ = described
     payloads = items.add(name, DTYPES[code].name, shape)
     payloads.keep.append((tensor, tensor.untyped_storage()))  # a tensor may be given other memory (`.data =`)
