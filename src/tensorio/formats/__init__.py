@@ -1,7 +1,7 @@
 """One file = one format; the only door from a path to a reader.
 
-Formats are the public modules of this package. `identify` asks each whether it
-recognises the first bytes; the name's suffix decides only what to write.
+Formats are the public modules of this package. `of_storage` asks each whether
+it recognises the first bytes; the name's suffix decides only what to write.
 """
 
 from __future__ import annotations
