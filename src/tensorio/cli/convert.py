@@ -11,11 +11,10 @@ from typing import Any
 
 import click
 
-from tensorio.cli._key import key_option
+from tensorio.cli._options import format_option, key_option, size_option, unknown_option
 from tensorio.cli._target import target_format
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some, spelled
 from tensorio.errors import TensorIOError
-from tensorio.formats import WRITTEN
 
 __all__ = ["command"]
 
@@ -29,11 +28,9 @@ SPEED_NBYTES = 16 << 20  # below that, a speed is noise
 @click.command("convert", short_help="Write a file again in another format.")
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("target", metavar="DST", type=click.Path())
-@click.option("--format", "format_", type=click.Choice(WRITTEN), help="Of DST; by its suffix if not given.")
-@click.option("--unknown", type=click.Choice(("error", "opaque")), default="error", show_default=True,
-              help="Objects of classes that are not harmless: refuse the file, or keep them as data.")  # fmt: skip
-@click.option("--max-shard-size", metavar="SIZE",
-              help="Several files of at most so many bytes, and an index, in the folder DST: 5GB.")  # fmt: skip
+@format_option
+@unknown_option
+@size_option
 @click.option("--include", multiple=True, metavar="PATTERN", help="Write only these tensors, by their names.")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="Do not write these tensors.")
 @click.option("--compact", is_flag=True, help="Write strided views without their holes.")

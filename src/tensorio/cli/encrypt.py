@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from tensorio.cli._key import key_option
+from tensorio.cli._options import key_option
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
 from tensorio.writing.output import naming
 

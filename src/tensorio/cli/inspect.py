@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorio.cli._key import key_option
+from tensorio.cli._options import key_option
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._checkpoint import Checkpoint

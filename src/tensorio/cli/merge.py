@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorio.cli._key import key_option
+from tensorio.cli._options import format_option, key_option, size_option
 from tensorio.cli._target import target_format
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some, spelled
 from tensorio.errors import TensorIOError, TensorNotFoundError, escaped
-from tensorio.formats import WRITTEN
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._merge import Merged
@@ -35,9 +34,8 @@ LABEL_MAX = 30  # columns of a file's name beside its bar
               help="Which tensor of a name counts: the later one, the earlier one, or none.")  # fmt: skip
 @click.option("--strip-prefix", metavar="TEXT", default="", help="Take this off the names of the adapters' tensors.")
 @click.option("--add-prefix", metavar="TEXT", default="", help="Put this before the names of the adapters' tensors.")
-@click.option("--format", "format_", type=click.Choice(WRITTEN), help="Of DST; by its suffix if not given.")
-@click.option("--max-shard-size", metavar="SIZE",
-              help="Several files of at most so many bytes, and an index, in the folder DST: 5GB.")  # fmt: skip
+@format_option
+@size_option
 @key_option(help="Where the key of BASE and of each ADAPTER is, if they are encrypted; DST is not.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def command(

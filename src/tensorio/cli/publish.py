@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorio.cli._key import key_option
+from tensorio.cli._options import key_option, unknown_option
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ PAGES = {"small": "", "transparent": ", in transparent huge pages", "reserved": 
 @click.option("--huge-pages", is_flag=True, help="Lay it out in huge pages, as far as there are any.")
 @click.option("--dequantize", is_flag=True, help="Share quantized tensors as float32.")
 @click.option("--mode", default="600", metavar="OCTAL", help="Who may attach to a persistent name (640, 644).")
-@click.option("--unknown", type=click.Choice(("error", "opaque")), default="error", show_default=True,
-              help="Objects of classes that are not harmless: refuse the file, or keep them as data.")  # fmt: skip
+@unknown_option
 @key_option(help="Where the key of PATH is, if it is encrypted; what is published is not.")
 def publish(source: str, name: str, persistent: bool, replace: bool, huge_pages: bool, dequantize: bool, mode: str,
             unknown: str, key: Any) -> None:  # fmt: skip

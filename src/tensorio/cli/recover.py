@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorio.cli._key import key_option
+from tensorio.cli._options import format_option, key_option, unknown_option
 from tensorio.cli._target import target_format
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, printable, shown, size, some
 from tensorio.errors import TensorIOError
-from tensorio.formats import WRITTEN
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._recover import Loss, Recovery
@@ -32,11 +31,10 @@ SPELLINGS = {"unknown='opaque'": "--unknown opaque", "raw=True": "--raw"}
 @click.command("recover", short_help="Save what is left of a damaged file.")
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("target", metavar="DST", type=click.Path())
-@click.option("--format", "format_", type=click.Choice(WRITTEN), help="Of DST; by its suffix if not given.")
+@format_option
 @click.option("--raw", is_flag=True, help="If the description of the tensors is lost, save their bytes.")
 @click.option("--keep-damaged", is_flag=True, help="Save tensors whose checksum is wrong, too.")
-@click.option("--unknown", type=click.Choice(("error", "opaque")), default="error", show_default=True,
-              help="Objects of classes that are not harmless: refuse the file, or keep them as data.")  # fmt: skip
+@unknown_option
 @key_option(help="Where the key of SRC is, if it is encrypted; DST is not.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @click.pass_context

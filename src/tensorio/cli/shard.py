@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorio.cli._key import key_option
+from tensorio.cli._options import key_option, unknown_option
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
 from tensorio.errors import TensorIOError
+from tensorio.formats import WRITTEN
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._shard import ShardReport
@@ -39,14 +40,13 @@ SPELLINGS = {
               help="What becomes of tensors that no rule fits.")  # fmt: skip
 @click.option("--config", type=click.Path(), help="The model's config.json; the one beside SRC if not given.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=N", help="A number that rules take from config.json.")
-@click.option("--format", "format_", type=click.Choice(("safetensors", "torch_zip")), help="Of the files.")
+@click.option("--format", "format_", type=click.Choice(WRITTEN), help="Of the files.")
 @click.option("--name", help="Of the files, with {rank} and {part} in it.")
 @click.option("--max-shard-size", metavar="SIZE", help="Several files a rank, of at most so many bytes: 5GB.")
 @click.option("--overwrite", is_flag=True, help="Replace what an earlier run made.")
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
 @click.option("--merge", is_flag=True, help="SRC is a folder of such files: put them together in the file DST.")
-@click.option("--unknown", type=click.Choice(("error", "opaque")), default="error", show_default=True,
-              help="Objects of classes that are not harmless: refuse the file, or keep them as data.")  # fmt: skip
+@unknown_option
 @key_option(help="Where the key of SRC is, if it is encrypted; DST is not.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def command(source: str, target: str, merge: bool, as_json: bool, dry_run: bool, **options: Any) -> None:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorio.cli._key import key_option
+from tensorio.cli._options import format_option, key_option, size_option
 from tensorio.cli._target import target_format
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some, spelled
 from tensorio.errors import TensorIOError
-from tensorio.formats import WRITTEN
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._strip import Stripped
@@ -34,9 +33,8 @@ OPTIONS = ("keep", "include", "exclude", "flat", "format", "max_shard_size")
 @click.option("--include", multiple=True, metavar="PATTERN", help="Keep these tensors instead, by their names.")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="Do not keep these tensors.")
 @click.option("--flat", is_flag=True, help="Leave out the key above the weights; .safetensors always does.")
-@click.option("--format", "format_", type=click.Choice(WRITTEN), help="Of DST; by its suffix if not given.")
-@click.option("--max-shard-size", metavar="SIZE",
-              help="Several files of at most so many bytes, and an index, in the folder DST: 5GB.")  # fmt: skip
+@format_option
+@size_option
 @click.option("--dry-run", is_flag=True, help="Write nothing; say what would be left out.")
 @key_option(help="Where the key of SRC is, if it is encrypted; DST is not.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")

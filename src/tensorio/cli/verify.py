@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorio.cli._key import key_option
+from tensorio.cli._options import key_option
 from tensorio.cli._text import Cell, Sheet, complain, console, cut_middle, printable, shown, size, some
 from tensorio.errors import TensorIOError
 

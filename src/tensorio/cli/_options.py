@@ -1,4 +1,4 @@
-"""The option ``--key`` of commands that read files."""
+"""Options that several commands have."""
 
 from __future__ import annotations
 
@@ -7,14 +7,29 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from tensorio.formats import WRITTEN
+
 if TYPE_CHECKING:
     from tensorio.encryption._keys import KeySource
 
-__all__ = ["fetched", "key_option"]
+__all__ = ["fetched", "format_option", "key_option", "size_option", "unknown_option"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 KEY = "env:NAME|file:PATH"
+
+
+unknown_option = click.option(
+    "--unknown", type=click.Choice(("error", "opaque")), default="error", show_default=True,
+    help="Objects of classes that are not harmless: refuse the file, or keep them as data.",
+)  # fmt: skip
+format_option = click.option(
+    "--format", "format_", type=click.Choice(WRITTEN), help="Of DST; by its suffix if not given."
+)
+size_option = click.option(
+    "--max-shard-size", metavar="SIZE",
+    help="Several files of at most so many bytes, and an index, in the folder DST: 5GB.",
+)  # fmt: skip
 
 
 def key_option(
