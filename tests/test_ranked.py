@@ -92,23 +92,6 @@ def test_infos_say_where_the_pieces_lie(path: Path, tensors: dict[str, Array]) -
                 assert built.tobytes() == view[name].tobytes(), name
 
 
-def test_infos_need_no_numpy(path: Path) -> None:
-    code = """
-import sys
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("numpy", "ml_dtypes", "torch"):
-            raise ImportError(name + " is not to be imported")
-sys.meta_path.insert(0, Missing())
-import tensorio
-with tensorio.ranked(sys.argv[1], 0, tp=2, rules={"**": "replicate"}) as view:
-    print(len(view.infos), view.nbytes)
-"""
-    done = in_fresh_process(code, path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[0] == "7"
-
-
 def test_names_the_rank_does_not_have(path: Path) -> None:
     with tensorio.ranked(path, 1, tp=2, rules=RULES) as view:
         with pytest.raises(TensorNotFoundError, match="rank 1 has nothing of 'first'"):

@@ -34,6 +34,17 @@ def test_import_brings_neither_numpy_nor_torch() -> None:
     assert out == "[]\n"
 
 
+# In front of code: an interpreter in which these can't be imported.
+BARE = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("numpy", "ml_dtypes", "torch"):
+            raise ImportError(name + " is not to be imported")
+sys.meta_path.insert(0, Missing())
+"""
+
+
 @pytest.mark.parametrize(
     "name", ["safetensors_small", "torch_zip_small", "torch_zip_by_hand", "torch_legacy_by_hand", "torch_tar_by_hand"]
 )
@@ -42,12 +53,6 @@ def test_headers_need_no_numpy(name: str, tmp_path: Path) -> None:
     case = cases.CASES[name]()
     path.write_bytes(case.data)
     code = """
-import sys
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("numpy", "ml_dtypes", "torch"):
-            raise ImportError(name + " is not to be imported")
-sys.meta_path.insert(0, Missing())
 import tensorio
 with tensorio.open(sys.argv[1]) as checkpoint:
     for name, info in checkpoint.infos.items():
@@ -56,9 +61,23 @@ with tensorio.open(sys.argv[1]) as checkpoint:
 assert tensorio.identify(sys.argv[1]) == checkpoint.format
 assert tensorio.verify(sys.argv[1]).ok
 """
-    out = run(code, str(path))
+    out = run(BARE + code, str(path))
     want = [" ".join([name, a.dtype.name, *map(str, a.shape)]) for name, a in case.tensors.items()]
     assert out.splitlines() == want
+
+
+def test_infos_of_a_rank_need_no_numpy(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    case = cases.CASES["safetensors_small"]()
+    path.write_bytes(case.data)
+    code = """
+import tensorio
+with tensorio.ranked(sys.argv[1], 0, tp=2, rules={"**": "replicate"}) as view:
+    print(len(view.infos), view.nbytes)
+"""
+    assert run(BARE + code, str(path)).split() == [
+        str(len(case.tensors)), str(sum(a.nbytes for a in case.tensors.values()))
+    ]  # fmt: skip
 
 
 def test_import_leaves_no_thread_and_no_descriptor() -> None:
