@@ -15,6 +15,7 @@ import pytest
 import cases
 import hexfile
 import tensorio
+from judging import attempt
 from tensorio import HeaderError, TruncatedError, UnknownFormatError, UnsafePickleError, UnsupportedError, _unpickler
 
 PROTOCOLS = range(6)
@@ -271,13 +272,7 @@ def test_truncation_and_flips_give_an_error_or_a_result() -> None:
         for flip in (1, 0x80, 0xFF):
             other = bytearray(data)
             other[at] ^= flip
-            message = "a result, as far as that goes"
-            try:
-                tensorio.load(bytes(other), format="pickle")
-            except tensorio.TensorIOError as error:
-                message = str(error)
-            assert 10 < len(message) <= 500, at
-            assert message.isprintable(), at
+            attempt(bytes(other), format="pickle")
 
 
 def test_array_cut_short_says_where(tmp_path: Path) -> None:
@@ -351,12 +346,7 @@ def test_joblib_file_cut_short_or_changed_gives_an_error_or_a_result(tmp_path: P
     for at in range(len(data)):
         other = bytearray(data)
         other[at] ^= 0x41
-        message = "a result, as far as that goes"
-        try:
-            tensorio.load(bytes(other), format="pickle")
-        except tensorio.TensorIOError as error:
-            message = str(error)
-        assert 10 < len(message) <= 500, at
+        attempt(bytes(other), format="pickle")
 
 
 # ---------------------------------------------------------------------------- torch

@@ -46,14 +46,14 @@ def flags_of(path: Path) -> set[str]:
     raise AssertionError("not mapped")
 
 
-def resident_of(path: Path) -> int:
-    """Bytes of the mapping of a file that this process has in its page tables."""
+def in_page_tables(path: Path, row: str = "Rss") -> int:
+    """Bytes of the mappings of a file that this process has in its page tables; as huge pages: "FilePmdMapped"."""
     mine, total = False, 0
     with open("/proc/self/smaps") as f:
         for line in f:
             if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
                 mine = line.rstrip().endswith(str(path))
-            elif mine and line.startswith("Rss:"):
+            elif mine and line.startswith(f"{row}:"):
                 total += int(line.split()[1]) << 10
     return total
 
@@ -145,23 +145,11 @@ def test_inspect_of_a_huge_sparse_file_maps_next_to_nothing(tmp_path: Path, in_c
     def look() -> tuple[int, int]:
         with tensorio.open(path) as checkpoint:
             arrays = dict(checkpoint)
-            return resident_of(path), len(arrays)
+            return in_page_tables(path), len(arrays)
 
     resident, tensors = in_child(look)
     assert tensors == count
     assert resident <= 4 * MIB
-
-
-def mapped_huge(path: Path) -> int:
-    """Bytes of the mappings of a file that are in the page tables as huge pages."""
-    mine, total = False, 0
-    with open("/proc/self/smaps") as f:
-        for line in f:
-            if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-                mine = line.rstrip().endswith(str(path))
-            elif mine and line.startswith("FilePmdMapped:"):
-                total += int(line.split()[1]) << 10
-    return total
 
 
 @pytest.mark.plain_build
@@ -176,13 +164,13 @@ def test_cold_payload_comes_in_huge_pages(suffix: str, tmp_path: Path) -> None:
     with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as plain:
         _host.advise(plain, mmap.MADV_HUGEPAGE)
         assert plain[:: mmap.PAGESIZE]
-        can = mapped_huge(path)
+        can = in_page_tables(path, "FilePmdMapped")
     if can < 64 * MIB or evicted(path) != 0:
         pytest.skip("this filesystem has no huge pages")
     with tensorio.open(path) as checkpoint:
         arrays = dict(checkpoint)
         assert sum(int(a[:: mmap.PAGESIZE].sum()) for a in arrays.values()) >= 96 * MIB // mmap.PAGESIZE
-        assert mapped_huge(path) >= can - 8 * MIB  # those around the headers at the ends are small
+        assert in_page_tables(path, "FilePmdMapped") >= can - 8 * MIB  # those around the headers at the ends are small
 
 
 @pytest.mark.plain_build
@@ -205,7 +193,7 @@ def test_populate_maps_a_range_in_steps(path: Path, monkeypatch: pytest.MonkeyPa
     seen: list[tuple[int, int]] = []
     storage.populate(8 * MIB, 18 * MIB, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(n * MIB, 18 * MIB) for n in (4, 8, 12, 16, 18)]
-    assert 18 * MIB <= resident_of(path) < 30 * MIB
+    assert 18 * MIB <= in_page_tables(path) < 30 * MIB
     storage.close()
 
 
@@ -238,7 +226,7 @@ def test_populate_touches_pages_where_the_kernel_can_not(
     storage = file_storage(path)
     monkeypatch.setattr(_host, "advise", lambda view, advice: error)
     storage.populate(0, storage.nbytes)
-    assert resident_of(path) >= storage.nbytes // mmap.PAGESIZE * mmap.PAGESIZE
+    assert in_page_tables(path) >= storage.nbytes // mmap.PAGESIZE * mmap.PAGESIZE
     storage.close()
 
 
