@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import safetensors.numpy
 
 import tensorio
+from tensorio.checkpoint._strip import WEIGHTS
 from tensorio.cli import run
 from tensorio.errors import FormatError, TensorMismatchError
 
@@ -260,3 +262,10 @@ def test_wrong_use_of_strip_is_one_line(
     assert run(["strip", str(tmp_path / "src.pt"), str(tmp_path / "dst.pt"), *arguments]) == code
     assert message in capsys.readouterr().err
     assert not (tmp_path / "dst.pt").exists()
+
+
+def test_the_page_has_the_keys_of_weights_in_the_order_in_which_they_count() -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs" / "less.md").read_text()
+    table = page.partition("| key | written by |")[2].partition("\n\n")[0]
+    cells = [row.split("|")[1] for row in table.splitlines()[2:]]
+    assert re.findall(r"`(\w+)`", " ".join(cells)) == list(WEIGHTS)
