@@ -12,7 +12,7 @@ from tensorio.cli import cli
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "tensorio"
 # Folders of many modules that do different things; of the others, the table says what they are as a whole.
-DESCRIBED = ("asynchronous", "checkpoint", "encryption", "manager")
+DESCRIBED = ("asynchronous", "checkpoint", "encryption", "manager", "storage", "system", "tp", "writing")
 
 
 def text_of(page: str) -> str:
