@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from typing import Any
@@ -242,8 +243,8 @@ def sections(function: Any) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def documented(function: Any) -> set[str]:
-    rows = [row for row in sections(function).get("Parameters", "").splitlines() if row[:1].strip()]
+def documented(function: Any, title: str = "Parameters") -> set[str]:
+    rows = [row for row in sections(function).get(title, "").splitlines() if row[:1].strip()]
     return {name.strip().lstrip("*") for row in rows for name in row.split(" : ")[0].split(",")}
 
 
@@ -260,3 +261,14 @@ def test_what_is_returned_what_fails_and_what_it_costs_is_documented(name: str) 
     function = getattr(tensorio, name)
     want = {"Raises", "Notes"} | ({"Returns"} if inspect.signature(function).return_annotation != "None" else set())
     assert want <= set(sections(function))
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if inspect.isclass(getattr(tensorio, n))])
+def test_every_attribute_is_documented(name: str) -> None:
+    given = getattr(tensorio, name)
+    fields = [f.name for f in dataclasses.fields(given)] if dataclasses.is_dataclass(given) else []
+    fields += getattr(given, "_fields", ())
+    told = set().union(*(documented(base, "Attributes") for base in given.__mro__))
+    assert {f for f in fields if not f.startswith("_")} <= told
+    properties = inspect.getmembers(given, lambda member: isinstance(member, property))
+    assert [n for n, member in properties if not n.startswith("_") and not inspect.getdoc(member)] == []

@@ -61,6 +61,8 @@ class CheckpointManager(StepReader):
 
     Raises
     ------
+    ValueError
+        A rule that keeps nothing, or a `format` that can't be written.
     UnsupportedError
         With ``key=``: steps are not encrypted.
 
