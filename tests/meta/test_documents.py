@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tensorio.cli import cli
+from test_layering import RANK
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "tensorio"
@@ -99,3 +100,24 @@ def test_every_file_of_a_folder_is_named_in_its_page(page: str, files: str) -> N
     text = text_of(page)
     folder = (ROOT / page).parent
     assert [p.name for p in sorted(folder.glob(files)) if p.name != "conftest.py" and f"`{p.name}`" not in text] == []
+
+
+def test_every_folder_and_helper_of_the_tests_is_named_in_their_page() -> None:
+    text = text_of("tests/README.md")
+    folders = [f"{p.name}/" for p in (ROOT / "tests").iterdir() if p.is_dir() and not p.name.startswith(("__", "."))]
+    helpers = [p.name for p in (ROOT / "tests").glob("*.py") if not p.name.startswith("test_")]
+    assert [name for name in sorted(folders + helpers) if f"`{name}`" not in text] == []
+
+
+def page_ranks() -> dict[str, int]:
+    """The rank of each module and folder in the table of layers."""
+    rows = re.findall(r"^\| (\d) \| ([^|]+) \|", text_of("ARCHITECTURE.md"), re.MULTILINE)
+    return {name.strip("/"): int(rank) for rank, names in rows for name in re.findall(r"`(\w+/?)`", names)}
+
+
+def test_the_table_of_layers_has_the_order_that_is_held() -> None:
+    ranks = page_ranks()
+    assert len(ranks) > 40
+    assert set(ranks) <= set(RANK)
+    by_page = sorted(ranks, key=lambda name: (ranks[name], RANK[name]))
+    assert [RANK[name] for name in by_page] == sorted(RANK[name] for name in by_page)
