@@ -119,3 +119,82 @@ def test_closing_waits_for_what_is_being_made() -> None:
     assert next(results) == 0
     results.close()  # type: ignore[attr-defined]
     assert not busy
+
+
+ENDED = """
+from tensorio.encryption._ahead import in_order
+
+results = in_order(abs, range(50), 4)
+assert next(results) == 0
+"""
+HALF = """
+import gc, os, sys, threading, time
+from tensorio.encryption._ahead import in_order
+
+go = []
+def work(i):
+    while i > 3 and not go:
+        time.sleep(0.001)
+    return i
+
+results = in_order(work, range(50), 4)
+assert next(results) == 0
+while len(threading.enumerate()) < 5:
+    time.sleep(0.001)
+"""
+FORKED = """
+def child(act):
+    pid = os.fork()
+    if not pid:
+        go.append(1)
+        os._exit(act())
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+assert child(lambda: results.close() or 3) == 3
+assert child(lambda: list(results) == list(range(1, 50))) == 1
+go.append(1)
+assert list(results) == list(range(1, 50))
+"""
+COLLECTED = """
+class Cycle:
+    pass
+
+def work(i):
+    if i == 1:
+        while not go:
+            time.sleep(0.001)
+        gc.collect()
+        go.append(2)
+    return i
+
+gc.disable()
+cycle = Cycle()
+cycle.results, cycle.itself = in_order(work, range(50), 4), cycle
+assert next(cycle.results) == 0
+while len(threading.enumerate()) < 9:
+    time.sleep(0.001)
+del cycle
+go.append(1)
+while 2 not in go or len(threading.enumerate()) > 5:
+    time.sleep(0.001)
+results.close()
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        ENDED,
+        pytest.param(HALF + FORKED, marks=pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")),
+        HALF + COLLECTED,
+    ],
+    ids=["end of the program", "child made by fork", "collected by a thread of its own"],
+)
+def test_nobody_waits_for_threads_that_are_no_more(code: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": ":".join(p for p in sys.path if p)},
+    )
+    assert (done.returncode, done.stderr) == (0, "")

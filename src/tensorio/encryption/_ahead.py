@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
@@ -46,6 +48,7 @@ class _Ahead(Generic[Job, Result]):
         self._made: dict[int, Result | _Failed] = {}
         self._stopped = False
         self._changed = threading.Condition()
+        self._process = os.getpid()
         count = min(threads, len(jobs))
         self._threads = [threading.Thread(target=self._help, daemon=True) for _ in range(count)]
 
@@ -57,9 +60,13 @@ class _Ahead(Generic[Job, Result]):
 
     def stop(self) -> None:
         """Have the threads end, and wait for it: they use what the caller is about to close."""
+        if self._is_alone():
+            return
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+            if threading.current_thread() in self._threads:  # the garbage collector ran there
+                return
             self._changed.wait_for(lambda: not self._working)  # not `join`, which a Ctrl-C may leave (Python 3.11)
         for thread in self._threads:
             if thread.ident is not None:
@@ -67,6 +74,8 @@ class _Ahead(Generic[Job, Result]):
 
     def result(self, i: int) -> Result:
         """Return the result of job i; made here and now if no thread has begun with it."""
+        if self._is_alone():
+            return self._work(self._jobs[i])
         with self._changed:
             mine = self._taken == i
             self._taken += mine
@@ -79,6 +88,10 @@ class _Ahead(Generic[Job, Result]):
         if isinstance(made, _Failed):
             raise made.error
         return made  # type: ignore[return-value]
+
+    def _is_alone(self) -> bool:
+        """Whether the threads are no more, and left their lock as it was: at the interpreter's end, or in a fork."""
+        return sys.is_finalizing() or os.getpid() != self._process
 
     def _help(self) -> None:
         while (i := self._take()) is not None:
