@@ -102,7 +102,7 @@ def test_each_merged_file_has_its_own_key(files: Path, tmp_path: Path) -> None:
 def test_merging_encrypted_and_other_files(files: Path, tmp_path: Path) -> None:
     """With a key all are to be encrypted, as everywhere; whoever knows better opens them."""
     encrypted, plain = tmp_path / "e" / "base.safetensors", files / "adapter.safetensors"
-    with pytest.raises(DecryptionError, match=r"key= is of all that is merged.* open it yourself") as caught:
+    with pytest.raises(DecryptionError, match=r"key= \(or --key\) is of all that is merged.* open it") as caught:
         tensorio.merge(encrypted, plain, dst=tmp_path / "got.safetensors", key=KEY)
     assert caught.value.path == str(plain)
     with tensorio.open(encrypted, key=KEY) as base:

@@ -122,6 +122,25 @@ def test_commands_that_write_take_the_key(command: str, tool: Any, model: Path, 
         assert (tmp_path / "out.safetensors").read_bytes() == model.read_bytes()
 
 
+def test_a_prefix_is_looked_for_in_encrypted_adapters(tool: Any, model: Path, key: str, tmp_path: Path) -> None:
+    safetensors.numpy.save_file({"base.head.w": np.zeros(3000, "f4")}, tmp_path / "adapter")
+    tool("encrypt", model, tmp_path / "e", "--key", key)
+    tool("encrypt", tmp_path / "adapter", tmp_path / "a", "--key", key)
+    dst = tmp_path / "out.safetensors"
+    command = ["merge", tmp_path / "e", tmp_path / "a", "-o", dst, "--key", key, "--strip-prefix"]
+    code, _, err = tool(*command, "other.")
+    assert code == 1
+    assert "begins with --strip-prefix 'other.'; the first is 'base.head.w'" in err
+    code, _, err = tool(*command, "base.")
+    assert (code, err) == (0, "")
+    got = safetensors.numpy.load_file(dst)
+    assert sorted(got) == sorted(TENSORS)
+    assert not got["head.w"].any()
+    code, _, err = tool("merge", tmp_path / "e", tmp_path / "adapter", *command[3:], "base.")
+    assert code == 1
+    assert "key= (or --key) is of all that is merged" in err
+
+
 def test_publish_takes_the_key(tool: Any, model: Path, key: str, tmp_path: Path) -> None:
     tool("encrypt", model, tmp_path / "e", "--key", key)
     name = f"test-{os.getpid()}-key"

@@ -109,8 +109,8 @@ def _opened(source: Any, reading: dict[str, Any], stack: ExitStack) -> Checkpoin
     except DecryptionError as error:
         if error.message == NOT_ENCRYPTED:
             error.message = (
-                "nothing in the file is encrypted, and key= is of all that is merged: it may have been replaced; "
-                "encrypt it, or open it yourself and merge the checkpoint"
+                "nothing in the file is encrypted, and key= (or --key) is of all that is merged: it may have been "
+                "replaced; encrypt it, or open it yourself and merge the checkpoint"
             )
         raise
 

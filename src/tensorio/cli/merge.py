@@ -12,7 +12,7 @@ import click
 from tensorio.cli._options import format_option, key_option, size_option
 from tensorio.cli._target import target_format
 from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some, spelled
-from tensorio.errors import TensorIOError, TensorNotFoundError, escaped
+from tensorio.errors import DecryptionError, TensorIOError, TensorNotFoundError, escaped
 
 if TYPE_CHECKING:
     from tensorio.checkpoint._merge import Merged
@@ -57,7 +57,7 @@ def command(
     start = time.perf_counter()
     try:
         if strip_prefix:
-            _require_prefix(adapters, strip_prefix)
+            _require_prefix(adapters, strip_prefix, key)
         with bar(cut_middle(shown(os.path.basename(target)), LABEL_MAX)) as progress:
             report = tensorio.merge(
                 base, *adapters, dst=target, on_conflict=on_conflict, format=format_, max_shard_size=limit, key=key,
@@ -73,20 +73,20 @@ def command(
         console().print(_sheet(report, target, time.perf_counter() - start))
 
 
-def _require_prefix(adapters: tuple[str, ...], prefix: str) -> None:
+def _require_prefix(adapters: tuple[str, ...], prefix: str, key: Any) -> None:
     """Raise if no tensor's name begins so: all would be put beside the base, and nothing in its place."""
     import tensorio
 
-    first = None
+    names: list[str] = []
     for adapter in adapters:
-        with tensorio.open(adapter) as checkpoint:
-            for name in checkpoint:
-                if name.startswith(prefix):
-                    return
-                first = first or name
-    if first is not None:
+        try:
+            with tensorio.open(adapter, key=key) as checkpoint:
+                names += checkpoint
+        except DecryptionError:
+            return  # merging them says more
+    if names and not any(name.startswith(prefix) for name in names):
         raise TensorNotFoundError(
-            f"no tensor of the adapters begins with --strip-prefix {escaped(prefix)}; the first is {escaped(first)}"
+            f"no tensor of the adapters begins with --strip-prefix {escaped(prefix)}; the first is {escaped(names[0])}"
         )
 
 
