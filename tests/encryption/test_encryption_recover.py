@@ -169,3 +169,22 @@ def test_tensors_that_are_encrypted_by_themselves(damage: str, tmp_path: Path) -
         assert checkpoint.metadata == {"note": "kept"}
     with pytest.raises(DecryptionError, match="wrong key"):
         tensorio.recover(path, out, key=OTHER)
+
+
+def test_a_pickle_with_a_hole_describes_nothing(tmp_path: Path) -> None:
+    """Zeros in the place of a text are a text, too: nothing in a legacy file says that it was another."""
+    torch = pytest.importorskip("torch")
+    path, out = tmp_path / "m.pt", tmp_path / "out.pt"
+    obj = {"note": "x" * 10 * CHUNK, "w": torch.arange(3000.0)}
+    torch.save(obj, path, _use_new_zipfile_serialization=False)
+    tensorio.encrypt(path, path, key=KEY, chunk_size=CHUNK)
+    data = bytearray(path.read_bytes())
+    data[HEADER + 4 * (CHUNK + TAG) + 100] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match="description of the tensors can't be used: chunk 4 of"):
+        tensorio.recover(path, out, key=KEY)
+    assert not out.exists()
+    report = tensorio.recover(path, out, key=KEY, keep_damaged=True)
+    assert (report.ok, set(report.damaged), report.saved) == (False, {"w"}, ())
+    got = torch.load(out, weights_only=True)
+    assert torch.equal(got["w"], obj["w"])

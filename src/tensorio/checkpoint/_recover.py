@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorio import formats
@@ -122,8 +123,10 @@ def recover_file(source: Any, target: Any, *, format: str | None, raw: bool, kee
             plain = _plain(storage, options)
             choices = Choices(replace(options, key=None), raw, keep_damaged)
             left = remains(plain.storage, name, choices, lambda at: show(at, 2 * nbytes))
-            if options.key is not None:
-                left = _decrypted(left, options) if plain.storage is storage else _by_tags(left, plain.holes)
+            if plain.storage is not storage:
+                left = _by_tags(left, plain.holes, keep_damaged)
+            elif options.key is not None:
+                left = _decrypted(left, options)
             report = _Fates(left, keep_damaged)
             checkpoint = Checkpoint(report.pruned(), None, name, {})
             plan, dropped = _plan(checkpoint, chosen, formats.target_name(target))
@@ -155,8 +158,18 @@ def _decrypted(left: Remains, options: OpenOptions) -> Remains:
     return left._replace(pieces=pieces)
 
 
-def _by_tags(left: Remains, holes: list[Hole]) -> Remains:
-    """Judge what was encrypted by its tags: what has a part in a hole is gone, and the rest is as it was."""
+def _by_tags(left: Remains, holes: list[Hole], keep_damaged: bool) -> Remains:
+    """Judge what was encrypted by its tags: what has a part in a hole is gone, and the rest is as it was.
+
+    Raises
+    ------
+    HeaderError
+        What describes the tensors has a hole, and no checksum of its own that would have told.
+    """
+    if left.opened.format != "torch_zip" and holes and holes[0].begin < _first_start(left.pieces):
+        if not keep_damaged:
+            raise HeaderError(f"the description of the tensors can't be used: {holes[0].why}", offset=holes[0].begin)
+        left = left._replace(described=State.DAMAGED)
     pieces = []
     for piece in left.pieces:
         hole = next((h for h in holes if h.begin < piece.start + piece.compressed and piece.start < h.end), None)
@@ -166,6 +179,11 @@ def _by_tags(left: Remains, holes: list[Hole]) -> Remains:
             piece = piece._replace(state=State.PROVEN, why="")
         pieces.append(piece)
     return left._replace(pieces=pieces)
+
+
+def _first_start(pieces: list[Piece]) -> float:
+    """Where the first tensor begins, and its description has ended."""
+    return min((piece.start for piece in pieces if piece.start >= 0), default=inf)
 
 
 def _require_another(source: object, target: object) -> None:
