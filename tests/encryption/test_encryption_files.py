@@ -374,6 +374,20 @@ def test_file_that_is_encrypted_already_is_not_copied_unless_its_key_is_given(fo
     assert not (tmp_path / "e").exists()
 
 
+@pytest.mark.parametrize("tensors", [None, "**"], ids=["whole files", "tensors"])
+def test_no_file_keeps_its_old_key(tensors: str | None, folder: Path, tmp_path: Path) -> None:
+    """What is listed as readable is: a file of which nothing is chosen is what it was before it was encrypted."""
+    want = contents(folder)
+    tensorio.encrypt(folder, tmp_path / "e", key=KEY, tensors=tensors)
+    saved = tensorio.encrypt(tmp_path / "e", tmp_path / "f", key=OTHER, old_key=KEY, tensors="w.0")
+    got = contents(tmp_path / "f")
+    clear = {Path(path).name for path in saved.clear}
+    assert clear == want.keys() - {"model-00001-of-00003.safetensors"}
+    assert all(got[name] == want[name] for name in clear)
+    tensorio.decrypt(tmp_path / "f", tmp_path / "back", key=OTHER)
+    assert contents(tmp_path / "back") == want
+
+
 def test_clear_is_for_folders(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="clear= is for folders"):
         tensorio.encrypt(model, tmp_path / "e", key=KEY, clear="*.json")

@@ -73,6 +73,11 @@ class Encryption:
             return None
         return encrypted_tensors(opened, chosen, self.key, key_id=self.key_id, chunk=self.chunk)
 
+    def copied(self, storage: Storage) -> Plan:
+        """Plan a file that stays readable: nothing in it keeps its old key."""
+        plain = None if self.old_key is None else Decryption(self.old_key).plan(storage)
+        return copied_plan(storage) if plain is None else plain
+
     def _plain(self, storage: Storage) -> Storage:
         """What is to be encrypted: the bytes of the file, or those it was made of."""
         if is_encrypted(head_of(storage, len(MAGIC))):
@@ -125,6 +130,10 @@ class Decryption:
         if _marked(storage):
             return decrypted_tensors(_opened(storage, self.key))
         return None
+
+    def copied(self, storage: Storage) -> Plan:
+        """Plan a file in which nothing is encrypted."""
+        return copied_plan(storage)
 
     def finish(self, done: int) -> None:
         """Raise if nothing was decrypted."""
@@ -192,8 +201,8 @@ def _planned(src: Any, how: Encryption | Decryption, member: str | None = None) 
     try:
         with error_context(path=name):
             plan = how.plan(storage) if member is None or how.wants(member, storage) else None
-            copied = copied_plan(storage) if plan is None else plan
-            yield CheckedPlan(copied, storage.check_unchanged), plan is not None
+            written = how.copied(storage) if plan is None else plan
+            yield CheckedPlan(written, storage.check_unchanged), plan is not None
     finally:
         storage.close()
 
