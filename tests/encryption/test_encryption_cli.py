@@ -215,11 +215,12 @@ def test_damage_is_named(tool: Any, model: Path, key: str, tmp_path: Path) -> No
     (("--key", "secret"), 2, "'env:NAME', 'file:PATH'.*found other text"),
     (("--key", "env:NO_SUCH_VARIABLE"), 2, "no variable 'NO_SUCH_VARIABLE'"),
     (("--key", "file:no-such-file"), 2, "No such file"),
-    (("--key", "KEY", "--chunk-size", "5000"), 2, "power of two"),
-    (("--key", "KEY", "--tensors", "x"), 1, "names that fit 'x'"),
+    (("--key", "KEY", "--chunk-size", "5000"), 2, "--chunk-size is a power of two"),
+    (("--key", "KEY", "--clear", "*.json"), 2, "--clear is for folders"),
+    (("--key", "KEY", "--tensors", "x"), 1, "--tensors 'x' fits no tensor"),
     (("--key", "KEY", "--tensors", "a**"), 2, r"\*\* stands for whole levels"),
     (("--key", "KEY", "--key-id", "x" * 41), 2, "at most 40 bytes"),
-    (("--key", "KEY", "--old-key", "KEY"), 1, "nothing in the file is encrypted"),
+    (("--key", "KEY", "--old-key", "KEY"), 1, "--old-key was given, but nothing in the file is encrypted"),
 ])  # fmt: skip
 def test_wrong_use_is_explained(
     more: tuple[str, ...], code: int, match: str, tool: Any, model: Path, key: str, tmp_path: Path

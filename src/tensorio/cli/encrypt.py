@@ -10,13 +10,16 @@ from typing import Any
 import click
 
 from tensorio.cli._options import key_option
-from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
+from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some, spelled
+from tensorio.errors import TensorIOError
 from tensorio.writing.output import naming
 
 __all__ = ["commands"]
 
 SHOWN_MAX = 20  # names listed of files in the clear
 LABEL_MAX = 30  # columns of a file's name beside its bar
+# Arguments of the functions that are options here.
+OPTIONS = ("tensors", "clear", "chunk_size", "old_key")
 SPEED_NBYTES = 16 << 20  # below that, a speed is noise
 
 
@@ -91,10 +94,11 @@ def _run(act: str, source: str, target: str, **options: Any) -> None:
     try:
         with bar(cut_middle(shown(os.path.basename(target)), LABEL_MAX)) as progress:
             saved = getattr(tensorio, act)(source, target, progress=progress, **options)
+    except TensorIOError as error:
+        error.message = spelled(error.message, *OPTIONS)
+        raise
     except ValueError as error:
-        if isinstance(error, tensorio.TensorIOError):
-            raise
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(spelled(str(error), *OPTIONS)) from None
     seconds = time.perf_counter() - start
     speed = f", {size(saved.nbytes / seconds)}/s" if saved.nbytes >= SPEED_NBYTES else ""
     files = f"{some(len(saved.files), 'file')}, " if len(saved.files) != 1 else ""

@@ -83,7 +83,7 @@ class Encryption:
         if is_encrypted(head_of(storage, len(MAGIC))):
             if self.old_key is None:
                 raise DecryptionError(
-                    "the file is encrypted already: to encrypt it with another key, give old_key= (or --old-key)"
+                    "the file is encrypted already: to encrypt it with another key, give its key as old_key="
                 )
             return decrypted(storage, self.old_key)
         if self.old_key is not None and not _marked(storage):
@@ -91,7 +91,7 @@ class Encryption:
         if self.old_key is not None and self.tensors is None:
             raise UnsupportedError("expected tensors= with a file of which tensors are encrypted; or decrypt it first")
         if self.tensors is not None and self.old_key is None and _marked(storage):
-            raise DecryptionError("tensors of the file are encrypted already: give old_key=, too (or --old-key)")
+            raise DecryptionError("tensors of the file are encrypted already: give their key as old_key=")
         return storage
 
     def _chosen(self, fqns: Iterable[str]) -> Collection[str]:
@@ -108,7 +108,7 @@ class Encryption:
         """Raise if a pattern fitted nothing, or nothing was encrypted."""
         idle = [p for p in self.tensors or () if p not in self.used]
         if idle:
-            raise TensorMismatchError(f"tensors=: expected names that fit {escaped(idle[0])}, found none")
+            raise TensorMismatchError(f"tensors={escaped(idle[0])} fits no tensor")
         if not done:
             raise UnsupportedError("expected files to encrypt in the folder, found none but such as stay readable")
 
