@@ -317,6 +317,9 @@ def test_command_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, [*arguments, "many"])
     assert result.exit_code == 2
     assert "--max-shard-size" in result.output
+    result = CliRunner().invoke(cli, ["convert", str(tmp_path / "one.safetensors"), "s3://a/b", arguments[-1], "900B"])
+    assert result.exit_code == 2
+    assert "Invalid value for DST: --max-shard-size needs the path of a folder" in result.output
 
 
 # ------------------------------------------------------------- over an earlier checkpoint

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tensorio.cli._text import spelled
+from tensorio.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from tensorio.formats._base import Format
@@ -29,7 +30,7 @@ def target_format(
     Raises
     ------
     click.BadParameter
-        Nothing says which format it is; `most` is no size.
+        Nothing says which format it is; `most` is no size; no files of limited size can be written there.
     """
     from tensorio import formats
     from tensorio.checkpoint._packing import nbytes_of
@@ -41,5 +42,5 @@ def target_format(
         raise click.BadParameter(spelled(str(error), "max_shard_size"), param_hint="--max-shard-size") from None
     try:
         return (formats.for_target(target, named) if limit is None else shard_target(target, named).format), limit
-    except ValueError as error:
+    except (ValueError, UnsupportedError) as error:
         raise click.BadParameter(spelled(str(error), "format", "max_shard_size"), param_hint=hint) from None
