@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,6 +97,26 @@ def test_the_first_error_in_order_is_raised_and_nothing_works_on() -> None:
     assert got == [0, 1, 2, 3, 4]
     assert not working.acquire(blocking=False)
     assert not [thread for thread in threading.enumerate() if "_help" in thread.name]
+
+
+def test_what_was_made_ahead_of_an_error_is_not_kept() -> None:
+    kept: list[weakref.ref[np.ndarray]] = []
+
+    def work(i: int) -> np.ndarray:
+        if i == 5:
+            raise ValueError("five")
+        made = np.zeros(i + 1)
+        kept.append(weakref.ref(made))
+        return made
+
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="five"):
+            for made in in_order(work, range(100), 4):
+                del made
+        assert not [ref for ref in kept if ref() is not None]
+    finally:
+        gc.enable()
 
 
 def test_where_no_thread_starts_the_caller_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,7 @@ class _Ahead(Generic[Job, Result]):
             if threading.current_thread() in self._threads:  # the garbage collector ran there
                 return
             self._changed.wait_for(lambda: not self._working)  # not `join`, which a Ctrl-C may leave (Python 3.11)
+            self._made.clear()  # an error among them keeps this object until the garbage collector comes
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
@@ -104,6 +105,7 @@ class _Ahead(Generic[Job, Result]):
                 self._made[i] = made
                 self._working -= 1
                 self._changed.notify_all()
+            del made  # an error has this frame in its traceback
 
     def _take(self) -> int | None:
         """The number of the next job, once there is room for its result; None if there is none."""
