@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -170,11 +171,12 @@ def _by_tags(left: Remains, holes: list[Hole], keep_damaged: bool) -> Remains:
         if not keep_damaged:
             raise HeaderError(f"the description of the tensors can't be used: {holes[0].why}", offset=holes[0].begin)
         left = left._replace(described=State.DAMAGED)
-    pieces = []
+    pieces, ends = [], [hole.end for hole in holes]
     for piece in left.pieces:
-        hole = next((h for h in holes if h.begin < piece.start + piece.compressed and piece.start < h.end), None)
-        if hole is not None and piece.start >= 0 and piece.compressed:
-            piece = piece._replace(state=State.CUT, why=hole.why)
+        at = bisect_right(ends, piece.start)
+        hit = at < len(holes) and holes[at].begin < piece.start + piece.compressed
+        if hit and piece.start >= 0 and piece.compressed:
+            piece = piece._replace(state=State.CUT, why=holes[at].why)
         elif piece.why == NO_CHECKSUMS:
             piece = piece._replace(state=State.PROVEN, why="")
         pieces.append(piece)
