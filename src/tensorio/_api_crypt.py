@@ -59,7 +59,7 @@ def encrypt(
         Patterns of names, as in a shell, of the files of a folder that stay
         readable; none for ``()``. If not given: what other tools look for beside
         the weights (``*.json``, tokenizers, text: `tensorio.encryption._clear`
-        has the list), up to 64 MiB each, unless there are tensors in it.
+        has the list), up to 64 MiB each, unless it has tensors, or is no text.
     chunk_size : int
         Bytes that are decrypted together: a power of two from 4 KiB to 64 MiB.
     old_key : bytes, str or callable, optional

@@ -340,6 +340,20 @@ def test_side_files_that_are_large_do_not_stay_readable(
     assert [Path(path).name for path in saved.clear] == ["config.json", "model.safetensors.index.json"]
 
 
+def test_side_files_that_are_no_text_do_not_stay_readable(folder: Path, tmp_path: Path) -> None:
+    """Tensors of a format that nothing here reads, under the name of a text."""
+    want = contents(folder)
+    np.save(folder / "a.npy", np.ones(100))
+    (folder / "a.npy").rename(folder / "a.txt")
+    (folder / "b.json").write_bytes(np.random.default_rng(0).random(1000, "f4").tobytes())
+    (folder / "README.gguf").write_bytes(UNKNOWN)
+    (folder / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02")
+    (folder / "notes.md").write_text("\u00e9t\u00e9", encoding="utf-8")
+    saved = tensorio.encrypt(folder, tmp_path / "e", key=KEY)
+    clear = {Path(path).name for path in saved.clear}
+    assert clear == {name for name in want if not name.endswith(".safetensors")} | {"tokenizer.model", "notes.md"}
+
+
 def test_chosen_tensors_leave_other_formats_readable_and_say_so(folder: Path, tmp_path: Path) -> None:
     (folder / "m.gguf").write_bytes(UNKNOWN)
     saved = tensorio.encrypt(folder, tmp_path / "e", key=KEY, tensors="w.0")

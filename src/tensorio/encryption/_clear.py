@@ -16,13 +16,14 @@ from tensorio.formats import HEAD, get, names
 if TYPE_CHECKING:
     from tensorio.storage.base import Storage
 
-__all__ = ["USUAL", "fits", "has_tensors", "is_usual"]
+__all__ = ["fits", "has_tensors", "is_usual"]
 
-# Configurations, indexes, tokenizers, text for people.
-USUAL = (
-    "*.json", "*.txt", "*.md", "*.py", "*.yaml", "*.yml", "*.toml", "*.jinja", "*.tiktoken", "*.bpe", "*.spm",
-    "tokenizer*.model", "sentencepiece*.model", "spiece.model", "LICENSE*", "NOTICE*", "README*", ".gitattributes",
+# Configurations, indexes, tokenizers, text for people: text, as long as there is no zero byte in it.
+TEXTS = (
+    "*.json", "*.txt", "*.md", "*.py", "*.yaml", "*.yml", "*.toml", "*.jinja", "*.tiktoken", "*.bpe",
+    "LICENSE*", "NOTICE*", "README*", ".gitattributes",
 )  # fmt: skip
+TOKENIZERS = ("*.spm", "tokenizer*.model", "sentencepiece*.model", "spiece.model")  # of SentencePiece: not text
 USUAL_MAX = 64 << 20  # bytes; twice the largest tokenizer.json in use
 
 
@@ -32,8 +33,10 @@ def fits(name: str, patterns: Iterable[str]) -> bool:
 
 
 def is_usual(name: str, storage: Storage) -> bool:
-    """Whether a file is one that other tools look for, by its name and size."""
-    return fits(name, USUAL) and storage.nbytes <= USUAL_MAX
+    """Whether a file is one that other tools look for, by its name, size and first bytes."""
+    if storage.nbytes > USUAL_MAX:
+        return False
+    return fits(name, TOKENIZERS) or (fits(name, TEXTS) and b"\0" not in head_of(storage, HEAD))
 
 
 def has_tensors(name: str, storage: Storage) -> bool:
