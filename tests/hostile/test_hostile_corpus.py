@@ -25,13 +25,16 @@ def test_hostile_corpus_ends_as_it_should(shared: Path, tmp_path: Path, mode: st
         pytest.skip("no hostile corpus in the shared folder")
     out = tmp_path / "results.json"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run(
-        [sys.executable, harness, "--mode", mode, "--kinds", kinds, "--out", out],
-        capture_output=True, text=True, timeout=240, env=environment,
-    )  # fmt: skip
-    results = json.loads(out.read_text())
-    bad = [f"{r['verdict']} {r['file']}: {r.get('error')} {r.get('msg', '')[:200]}" for r in results
-           if r["verdict"] not in ("raise", "load")]  # fmt: skip
+    for _ in range(3):  # the harness looks at the clock on the wall: a busy machine gets another chance
+        done = subprocess.run(
+            [sys.executable, harness, "--mode", mode, "--kinds", kinds, "--out", out],
+            capture_output=True, text=True, timeout=240, env=environment,
+        )  # fmt: skip
+        results = json.loads(out.read_text())
+        bad = [f"{r['verdict']} {r['file']}: {r.get('error')} {r.get('msg', '')[:200]}" for r in results
+               if r["verdict"] not in ("raise", "load")]  # fmt: skip
+        if not bad or not all(told.startswith("SLOW ") for told in bad):
+            break
     assert not bad, "\n".join(bad)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert len(results) > 300
