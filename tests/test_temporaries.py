@@ -236,3 +236,23 @@ def test_errors_in_a_temporary_folder_name_what_was_to_be(final: str | None, tmp
             os.stat(os.path.join(path, "part"))
     assert caught.value.filename == str(tmp_path / (final or NAME) / "part")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "made"), [("open", "made_file"), ("mkdir", "made_folder"), ("open", "made_folder")])
+def test_an_interrupt_right_behind_the_making_leaves_nothing(
+    name: str, made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = getattr(os, name)
+
+    def interrupted(path: Any, *arguments: Any, **options: Any) -> Any:
+        found = real(path, *arguments, **options)
+        if "tensorio-" not in str(path):
+            return found
+        if name == "open":
+            os.close(found)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, name, interrupted)
+    with pytest.raises(KeyboardInterrupt), getattr(temporaries, made)(str(tmp_path), "m", 0o700):
+        pass
+    assert os.listdir(tmp_path) == []

@@ -142,12 +142,14 @@ def _held(make: Callable[[str], int], folder: str, name: str) -> tuple[int, str]
     """Make something under a new name and lock it; again, if it was taken for litter in between."""
     for _ in range(_TRIES):
         path = temporary_name(folder, name)
-        fd = make(path)
+        fd = None
         try:
+            fd = make(path)
             if fd < 0 or (_lock(fd) is not False and _is(path, fd)):
                 return fd, path
-        except BaseException:  # an interrupt, or no memory to look
-            _give_up(path, fd)
+        except BaseException as error:  # an interrupt, or no memory to look
+            if fd is not None or not isinstance(error, OSError):  # else it is not there, or another's
+                _give_up(path, -1 if fd is None else fd)
             raise
         _give_up(path, fd)
     raise OSError(errno.EBUSY, "temporary files are taken away as they are made", os.path.join(folder, name))
