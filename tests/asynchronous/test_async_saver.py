@@ -146,8 +146,9 @@ def test_what_is_larger_than_the_bound_is_written_at_once(tmp_path: Path) -> Non
     with tensorio.AsyncSaver(max_memory=HUGE_PAGE) as saver:
         saver.save(numbered(1), tmp_path / "x.pt")
         big = {"x": np.full(HUGE_PAGE, 2)}
-        with pytest.warns(RuntimeWarning, match=r"more than max_memory"):
+        with pytest.warns(RuntimeWarning, match=r"more than max_memory") as caught:
             future = saver.save(big, tmp_path / "x.pt")
+        assert [warning.filename for warning in caught] == [__file__]
         assert future.done()
         assert number(tmp_path / "x.pt") == 2
         assert saver._buffers.held <= HUGE_PAGE
@@ -339,11 +340,11 @@ def test_a_wait_that_takes_too_long(tmp_path: Path) -> None:
 def test_cancelling_frees_the_buffer_at_once(tmp_path: Path) -> None:
     with tensorio.AsyncSaver() as saver:
         with held_up(saver, tmp_path):
-            lent = saver._buffers._lent
+            lent = saver._buffers.lent
             future = saver.save(numbered(1), tmp_path / "x.pt")
-            assert saver._buffers._lent > lent
+            assert saver._buffers.lent > lent
             assert future.cancel()
-            assert saver._buffers._lent == lent
+            assert saver._buffers.lent == lent
             assert saver.pending == 1
             assert concurrent.futures.wait([future], SECONDS).done == {future}
         saver.wait()

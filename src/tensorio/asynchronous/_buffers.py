@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable
 
 from tensorio import _core, _host
 from tensorio.storage.reading import HUGE_PAGE, arena, in_threads, readers
@@ -70,13 +71,19 @@ class Buffers:
     def __init__(self, max_memory: int | None = None) -> None:
         self._max = max_memory
         self._free: list[Buffer] = []
-        self._lent = 0  # bytes
-        self._changed = threading.Condition()
+        self._lent: weakref.WeakSet[Buffer] = weakref.WeakSet()  # one that an interrupt loses is nobody's any more
+        self._lock = threading.RLock()  # entered by itself: an interrupt may come within `Condition.__enter__`
+        self._changed = threading.Condition(self._lock)
 
     @property
     def held(self) -> int:
         """Bytes of all buffers, lent or free, and of what is held beside them."""
-        return self._lent + _total(self._free)
+        return self.lent + sum(b.nbytes for b in self._free)
+
+    @property
+    def lent(self) -> int:
+        """Bytes of those that are lent, and of what is held beside them."""
+        return sum(b.nbytes + b.beside for b in self._lent)
 
     def lend(
         self,
@@ -101,13 +108,13 @@ class Buffers:
         """
         need = -(-max(nbytes, 1) // HUGE_PAGE) * HUGE_PAGE
         beside = max(beside - (need - nbytes), 0)
-        with self._changed:
+        with self._lock:
             while True:
                 room = self._bound() - beside
                 fitting = [b for b in self._free if b.nbytes >= nbytes and b.made_by is make]
-                fitting = [b for b in fitting if self._lent + b.nbytes <= room]
+                fitting = [b for b in fitting if self.lent + b.nbytes <= room]
                 found = min(fitting, key=lambda b: b.nbytes, default=None)
-                if found is not None or self._lent + need <= room:
+                if found is not None or self.lent + need <= room:
                     break
                 if need > room:
                     return None
@@ -123,7 +130,7 @@ class Buffers:
                 found = make(need)
                 found.made_by = make
             found.beside = beside
-            self._lent += size + beside
+            self._lent.add(found)
             return found
 
     def _bound(self) -> int:
@@ -132,16 +139,12 @@ class Buffers:
 
     def give_back(self, buffer: Buffer) -> None:
         """Take a buffer that is no longer read."""
-        with self._changed:
-            self._lent -= buffer.nbytes + buffer.beside
+        with self._lock:
+            self._lent.discard(buffer)
             self._free.append(buffer)
             self._changed.notify_all()
 
     def drop(self) -> None:
         """Let go of what is free; the system has its memory back."""
-        with self._changed:
+        with self._lock:
             self._free.clear()
-
-
-def _total(buffers: Iterable[Buffer]) -> int:
-    return sum(b.nbytes for b in buffers)

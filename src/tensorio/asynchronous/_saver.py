@@ -97,17 +97,17 @@ class AsyncSaver:
         self._buffers = Buffers(self._max_memory)
         self._make = shared if self._processes else private
         self._writer = Writer() if self._processes else None
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # entered by itself: an interrupt may come within `Condition.__enter__`
+        self._changed = threading.Condition(self._lock)
         self._queue: deque[_Entry] = deque()
         self._writing = 0
-        self._thread: threading.Thread | None = None
         self._turn = _future().Turn()
         self._failed: list[SaveFuture] = []
 
     @property
     def pending(self) -> int:
         """How many saves are not written yet."""
-        with self._changed:
+        with self._lock:
             return len(self._queue) + self._writing
 
     def reserve(self, nbytes: int) -> None:
@@ -162,6 +162,24 @@ class AsyncSaver:
             The snapshot is larger than `max_memory`: the save is written before this returns, from the tensors
             themselves.
         """
+        path = _absolute(path)
+        future = self.future(path)
+        self.save_as(future, obj, path, options)
+        return future
+
+    def future(self, path: Any) -> SaveFuture:
+        """Return the future of a save that is not asked for yet."""
+        future: SaveFuture = _future().SaveFuture(_name(path), self._turn)
+        return future
+
+    def save_as(self, future: SaveFuture, obj: Any, path: Any, options: dict[str, Any]) -> None:
+        """Save, as `save` does. If this raises, or is interrupted, the future may be cancelled: then nothing is saved.
+
+        Parameters
+        ----------
+        path
+            Absolute.
+        """
         if self._closed:
             raise ValueError("the saver is closed")
         self._raise_unseen()
@@ -169,21 +187,18 @@ class AsyncSaver:
         progress = request.progress
         if self._writer is not None and progress is not None:
             request = replace(request, progress=Relay(progress))
-        path = _absolute(path)
-        future: SaveFuture = _future().SaveFuture(_name(path), self._turn)
         if self._when_busy != "wait" and self.pending:
             if self._when_busy == "error":
                 raise BlockingIOError(errno.EAGAIN, "an earlier save is still being written", future.path)
             future.cancel()
             future.set_running_or_notify_cancel()
-            return future
+            return
         job, buffer = self._snapshot(obj, path, request)
         entry = _Entry(job, buffer, future, progress, isinstance(path, str | bytes))
         if entry.buffer is None:
             self._write_now(entry)
         else:
             self._enqueue(entry)
-        return future
 
     def _snapshot(self, obj: Any, path: Any, request: SaveRequest) -> tuple[SaveJob, Buffer | None]:
         from tensorio.asynchronous._devices import Fetch, pinned
@@ -212,7 +227,7 @@ class AsyncSaver:
         warnings.warn(
             f"a snapshot for {entry.future.path} needs more than max_memory; it is saved without one",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
         self._wait_for_writes(None)  # the order of the saves is kept
         self._write(entry)
@@ -220,31 +235,28 @@ class AsyncSaver:
     # ------------------------------------------------------------------ writing
 
     def _enqueue(self, entry: _Entry) -> None:
-        with self._changed:
-            self._queue.append(entry)
-            thread = None
-            if self._thread is None:
-                thread = self._thread = threading.Thread(target=self._run, name="tensorio-save", daemon=False)
         entry.future.add_done_callback(self._drop_cancelled)
-        if thread is not None:
-            self._start(thread)
+        with self._lock:
+            self._queue.append(entry)
+        self._have_written()
 
-    def _start(self, thread: threading.Thread) -> None:
-        if not _ending:
-            try:
-                thread.start()
+    def _have_written(self) -> None:
+        """See that somebody writes what is asked for."""
+        with self._lock:
+            if not self._queue or self._turn.by:
                 return
-            except RuntimeError:  # no more threads to be had, or the interpreter is ending: then in this one
-                pass
-        self._run()
-        if _ending:
-            _future().print_unseen()
+            thread = None if _ending else _started(self._run)
+            self._turn.by = (thread or threading.current_thread()).ident or 0
+        if thread is None:
+            self._run()
+            if _ending:
+                _future().print_unseen()
 
     def _drop_cancelled(self, future: Future[Saved]) -> None:
         """Give back the buffer of a save as soon as it is cancelled."""
         if not future.cancelled():
             return
-        with self._changed:
+        with self._lock:
             found = next((e for e in self._queue if e.future is future), None)
             if found is None:
                 return
@@ -255,11 +267,15 @@ class AsyncSaver:
         found.future.set_running_or_notify_cancel()
 
     def _run(self) -> None:
-        self._turn.by = threading.get_ident()
+        this = threading.get_ident()
+        with self._lock:
+            if self._turn.by not in (0, this):  # who started this thread was interrupted, and another one was started
+                return
+            self._turn.by = this
         while True:
-            with self._changed:
+            with self._lock:
                 if not self._queue:
-                    self._thread, self._turn.by = None, 0
+                    self._turn.by = 0
                     self._changed.notify_all()
                     return
                 entry = self._queue.popleft()
@@ -270,7 +286,7 @@ class AsyncSaver:
                 hook = threading.ExceptHookArgs((type(error), error, error.__traceback__, threading.current_thread()))
                 threading.excepthook(hook)
             finally:
-                with self._changed:
+                with self._lock:
                     self._writing -= 1
                     self._changed.notify_all()
             del entry
@@ -294,7 +310,7 @@ class AsyncSaver:
         if not isinstance(saved, BaseException):
             future.set_result(saved)
             return
-        with self._changed:
+        with self._lock:
             self._failed = [f for f in self._failed if f.unseen]
             self._failed.append(future)
         future.fail(saved)
@@ -325,8 +341,9 @@ class AsyncSaver:
         self._raise_unseen()
 
     def _wait_for_writes(self, timeout: float | None) -> bool:
+        self._have_written()  # an interrupt may have come before a thread was there
         end = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
+        with self._lock:
             while self._queue or self._writing:
                 left = None if end is None else end - time.monotonic()
                 if left is not None and left <= 0:
@@ -335,7 +352,7 @@ class AsyncSaver:
         return True
 
     def _raise_unseen(self) -> None:
-        with self._changed:
+        with self._lock:
             failed, self._failed = [f for f in self._failed if f.unseen], []
             self._failed += failed[1:]
         if failed:
@@ -367,6 +384,16 @@ class AsyncSaver:
         self._closed = True  # what went wrong in the block is raised; failures of saves are printed at the end
         self._wait_for_writes(None)
         self._let_go()
+
+
+def _started(work: Callable[[], object]) -> threading.Thread | None:
+    """A thread; None if there are no more to be had, or the interpreter is ending."""
+    thread = threading.Thread(target=work, name="tensorio-save", daemon=False)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
 
 
 def _future() -> ModuleType:

@@ -45,9 +45,15 @@ class Background:
         pending = _Pending(draft, future)
         try:
             for name, (value, options) in files.items():
-                written = self._saver.save(value, os.path.join(draft.folder, name), **options)
+                place = os.path.join(draft.folder, name)
+                written = self._saver.future(place)
                 pending.add()
                 written.add_done_callback(pending.written)
+                try:
+                    self._saver.save_as(written, value, place, dict(options))
+                except BaseException:
+                    written.cancel()  # if it is written already, the step is dropped behind that
+                    raise
         except BaseException as error:
             pending.give_up(error)
             raise
@@ -108,7 +114,7 @@ class _Pending:
 
     def written(self, future: Future[Any]) -> None:
         """Note that a file is written, or is not."""
-        self.end(future.exception())
+        self.end(None if future.cancelled() else future.exception())
 
     def give_up(self, error: BaseException) -> None:
         """Drop the step when what was asked for already is written."""
