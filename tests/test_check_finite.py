@@ -71,6 +71,12 @@ def test_half_complex_numbers_are_looked_at() -> None:
     assert found({"c": halves.view(numpy_dtype("complex32"))}) == {"c": (1, 0, 1)}
 
 
+def test_half_complex_numbers_of_the_foreign_byte_order_are_looked_at() -> None:
+    values = np.zeros(3, numpy_dtype("complex32").newbyteorder())
+    values["imag"][1] = np.nan
+    assert found({"c": values}) == {"c": (1, 1, 0)}
+
+
 def test_integers_and_booleans_are_passed_over() -> None:
     assert tensorio.check_finite({"i": np.full(100, -1, np.int64), "b": np.ones(100, bool)}) == []
 

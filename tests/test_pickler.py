@@ -747,6 +747,7 @@ def test_dlpack_array_is_written_as_a_tensor() -> None:
 
 
 COPIED: dict[str, Any] = {
+    "foreign_halves": np.array([(1, 2), (3, 4)], [("real", ">f2"), ("imag", ">f2")]),
     "reversed": np.arange(10.0)[::-1], "foreign_order": np.arange(4, dtype=">i4"), "dlpack": Foreign(np.arange(3.0)),
     "both": np.arange(8, dtype=">f4")[::-2], "dlpack_reversed": Foreign(np.arange(5.0)[::-1]),
 }  # fmt: skip

@@ -35,7 +35,8 @@ cdef int _array_code(cnp.ndarray a) except -2:
     if code is None:
         descr = a.dtype
         row = of_numpy(descr)
-        code = -1 if row is None else row.code
+        # Of a type with fields, NumPy's flag for the byte order below says nothing.
+        code = -1 if row is None or (descr.fields is not None and not descr.isnative) else row.code
         if descr.kind not in "OSUVMm" or row is not None:
             if descr.fields is None:
                 _array_codes[cnp.PyArray_TYPE(a)] = code
