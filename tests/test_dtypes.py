@@ -12,8 +12,6 @@ import pytest
 import cases
 from tensorio.dtypes import BY_NAME, DTYPES, numpy_dtype, numpy_dtypes, of_numpy
 
-NATIVE = [d for d in DTYPES if d.name in cases.DTYPES]
-
 
 def test_rows_are_numbered_and_named_once() -> None:
     assert [d.code for d in DTYPES] == list(range(len(DTYPES)))

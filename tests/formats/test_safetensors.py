@@ -11,8 +11,6 @@ import cases
 import tensorio
 from hexfile import st_entry, st_file
 
-ONE_OF_EACH = {code: bits for code, (_, bits) in cases.ST_CODES.items()}
-
 
 @pytest.mark.parametrize("code", cases.ST_CODES)
 def test_every_dtype_reads(code: str) -> None:
