@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tensorio import _served, formats
+from tensorio.checkpoint._several import place_of_several
 from tensorio.checkpoint._watched import write_file
 from tensorio.errors import LimitError, UnsupportedError
 from tensorio.formats._base import OpenOptions, SaveOptions
@@ -16,7 +17,7 @@ from tensorio.tensors import CONJ, NEG, REQUIRES_GRAD
 from tensorio.torch._errors import torch_errors
 from tensorio.torch._load import TORCH_FORMATS, load_storage
 from tensorio.torch._maker import set_bits
-from tensorio.torch._several import is_several, load_several
+from tensorio.torch._several import load_several
 from tensorio.torch._sources import open_source
 from tensorio.torch._tensors import tensor_of, tensors_of, to_device
 from tensorio.tree import fqns, name_of
@@ -61,9 +62,10 @@ def load_file(path: Any, device: Any = "cpu", *, mmap: bool = True) -> dict[str,
     -----
     1 to 2 us per tensor; on the CPU, no payload byte is read with `mmap`.
     """
-    if is_several(path):
+    several = place_of_several(path)
+    if several is not None:
         with torch_errors():
-            found: dict[str, torch.Tensor] = load_several(path, lambda file: load_file(file, device, mmap=mmap))
+            found: dict[str, torch.Tensor] = load_several(several, lambda file: load_file(file, device, mmap=mmap))
             return found
     storage, name = open_source(path, mmap, local=False)
     try:

@@ -20,6 +20,7 @@ import torch
 
 from tensorio import _served, formats
 from tensorio.checkpoint._loading import reads_payload, settle
+from tensorio.checkpoint._several import place_of_several
 from tensorio.errors import ChecksumError, UnsafePickleError, UnsupportedError
 from tensorio.formats._base import OpenOptions
 from tensorio.pickles import NotPlain
@@ -31,7 +32,7 @@ from tensorio.torch._errors import torch_errors
 from tensorio.torch._maker import TorchMaker
 from tensorio.torch._places import Places, is_ordinary
 from tensorio.torch._settings import setting
-from tensorio.torch._several import is_several, load_several
+from tensorio.torch._several import load_several
 from tensorio.torch._sources import is_path, is_real_file, open_source
 from tensorio.torch._tensors import tensors_of, to_device
 
@@ -111,10 +112,11 @@ def load(
         return torch_load(
             f, map_location, pickle_module, weights_only=weights_only, mmap=mmap, **pickle_load_args
         )  # fmt: skip
-    if is_several(f):
+    several = place_of_several(f)
+    if several is not None:
         words = {"weights_only": weights_only, "mmap": mmap, **pickle_load_args}
         with torch_errors():
-            return load_several(f, lambda file: load(file, map_location, **words))
+            return load_several(several, lambda file: load(file, map_location, **words))
     if pickle_load_args:
         warnings.warn("pickle_load_args only works if `weights_only=False`.", stacklevel=2)
     storage, name = open_source(f, mmap is not False)
