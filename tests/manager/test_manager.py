@@ -129,9 +129,11 @@ def test_shards_come_back_as_torch_tensors(format: str, tmp_path: Path) -> None:
 
     tensors = {f"w{i}": torch.full((300,), i) for i in range(4)}
     with Manager(tmp_path, max_shard_size=2500, format=format) as manager:
-        manager.save(1, tensors)
+        manager.save(1, items={"folder": tensors, "named.safetensors": tensors, "named.pt": tensors})
         value = restored(manager, load=tensorio.torch.load).value
-    assert {name: tensor.tolist() for name, tensor in value.items()} == {n: t.tolist() for n, t in tensors.items()}
+    assert len(value) == 3
+    for found in value.values():
+        assert {name: tensor.tolist() for name, tensor in found.items()} == {n: t.tolist() for n, t in tensors.items()}
 
 
 def test_a_loader_that_takes_no_folders_says_nothing_of_a_step(tmp_path: Path) -> None:
@@ -139,10 +141,12 @@ def test_a_loader_that_takes_no_folders_says_nothing_of_a_step(tmp_path: Path) -
     import safetensors.torch
 
     with Manager(tmp_path, max_shard_size=2000, format="safetensors") as manager:
-        manager.save(1, {f"w{i}": np.full(300, i, np.float32) for i in range(4)})
-        for load in (torch.load, safetensors.torch.load_file):
-            with pytest.raises(IsADirectoryError, match=r"max_shard_size=.*tensorio.torch.load"):
-                manager.restore(load=load)
+        tensors = {f"w{i}": np.full(300, i, np.float32) for i in range(4)}
+        for step, item in enumerate(["folder", "named.safetensors"]):
+            manager.save(step, items={item: tensors})
+            for load in (torch.load, safetensors.torch.load_file):
+                with pytest.raises(IsADirectoryError, match=r"max_shard_size=.*tensorio.torch.load"):
+                    manager.restore(load=load)
 
 
 def test_warnings_are_of_the_line_that_called(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from tensorio import _api
 from tensorio.checkpoint._finite import require_finite
+from tensorio.checkpoint._several import place_of_several
 from tensorio.errors import FormatError
 from tensorio.manager._finding import Restored, ValidStep, newest
 from tensorio.manager._local import LocalSteps
@@ -18,7 +19,8 @@ from tensorio.manager._remote import RemoteSteps
 __all__ = ["StepReader"]
 
 Found = TypeVar("Found")
-_NO_FILE = {errno.EISDIR, errno.ENODEV, None}  # what functions that load a file say of a folder
+# What functions that load a file say of a folder, and of nothing.
+_NO_FILE, _NOTHING = {errno.EISDIR, errno.ENODEV, None}, {errno.ENOENT, None}
 _TRIES = 3  # at a step that is replaced while it is read
 
 
@@ -150,7 +152,8 @@ class StepReader:
             A step with NaN or infinity is not whole.
         load : callable, optional
             Called with a path and `options` instead of `tensorio.load`; for torch
-            tensors, `tensorio.torch.load`. What was saved with ``max_shard_size=`` is a folder.
+            tensors, `tensorio.torch.load`. What was saved with ``max_shard_size=`` is a folder, or a file
+            that has an index in its place.
         **options
             Of `tensorio.load`.
 
@@ -161,7 +164,7 @@ class StepReader:
         FileNotFoundError
             There is no `step`.
         IsADirectoryError
-            `load` takes no folders, and the step has one.
+            `load` takes one file only, and the step was saved with ``max_shard_size=``.
         See `tensorio.load`.
 
         Warns
@@ -231,11 +234,11 @@ def _loaded_item(path: str, load: Callable[..., Any], options: dict[str, Any]) -
     try:
         return load(path, **options)
     except OSError as error:
-        if error.errno not in _NO_FILE or not os.path.isdir(path):
+        if error.errno not in (_NO_FILE if os.path.isdir(path) else _NOTHING) or place_of_several(path) is None:
             raise
         raise IsADirectoryError(
             errno.EISDIR,
-            "expected load= to take a folder, since the step was saved with max_shard_size=; give one that does, like "
-            "tensorio.torch.load, or none",
+            "expected load= to take a checkpoint in several files, since the step was saved with max_shard_size=; give "
+            "one that does, like tensorio.torch.load, or none",
             path,
         ) from error
