@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import zipfile
 import zlib
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tensorio
 from tensorio.errors import HeaderError
 from tensorio.formats._zip import Inflation
 from tensorio.plan import PIECE
@@ -66,3 +72,33 @@ def test_what_is_no_deflate_stream_is_an_error_with_its_place() -> None:
     with pytest.raises(HeaderError, match="deflated record: ") as caught:
         list(Inflation([memoryview(b"\xff" * 20)], 100, 77))
     assert caught.value.offset == 77
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".zip"])
+@pytest.mark.parametrize("writable", [False, True])
+def test_file_that_shrank_before_a_record_is_unpacked(tmp_path: Path, suffix: str, writable: bool) -> None:
+    """Looking at the mapping behind the end would end the process."""
+    tensorio.save({"a": np.random.default_rng(0).random(50_000)}, tmp_path / "m.pt")
+    path = tmp_path / f"packed{suffix}"
+    with zipfile.ZipFile(tmp_path / "m.pt") as old, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        if suffix == ".zip":
+            new.write(tmp_path / "m.pt", "m.pt")
+        for name in old.namelist() if suffix == ".pt" else ():
+            new.writestr(name, old.read(name))
+    script = f"""
+import os, tensorio
+checkpoint = tensorio.open({str(path)!r}, mmap=True, writable={writable})
+for storage in checkpoint._opened.storages:
+    if hasattr(storage, "_data"):
+        storage._data = None  # opening an archive may have unpacked it
+os.truncate({str(path)!r}, 5000)
+try:
+    for fqn in checkpoint:
+        checkpoint[fqn].sum()
+except tensorio.TruncatedError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done
+    assert done.stdout.startswith("the file ends")
+    assert str(path) in done.stdout

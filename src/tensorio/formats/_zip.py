@@ -10,6 +10,7 @@ from tensorio import _core
 from tensorio.errors import ChecksumError, HeaderError, LimitError, error_context
 from tensorio.formats._base import StoredRecord
 from tensorio.plan import PIECE, SMALL
+from tensorio.storage.ranges import pieces_read
 from tensorio.storage.reading import arena
 
 if TYPE_CHECKING:
@@ -100,14 +101,13 @@ class Archive:
             Most bytes to unpack to.
         """
         offset, compressed, size, crc, method, _ = _core.zip_record(self.rows, record)
-        raw = self.storage.view()[offset : offset + compressed]
         if method == 0:
-            return raw
+            return self.storage.view()[offset : offset + compressed]
         if size > min(compressed * MAX_RATIO + 64, MAX_INFLATED if limit is None else limit):
             raise LimitError(
                 f"deflated record of {compressed} bytes that unpacks to {size}", record=self.name(record), offset=offset
             )
-        data = self._inflate(raw, size, record, offset)
+        data = self._inflate(compressed, size, record, offset)
         actual = _core.crc32(data)
         if crc not in (0, actual):
             self.fail_checksum(record, crc, actual)
@@ -124,7 +124,7 @@ class Archive:
     def check(self, record: int) -> None:
         """Check the CRC of a record of any size, in flat memory."""
         offset, compressed, size, crc, method, _ = _core.zip_record(self.rows, record)
-        packed = self.storage.stream(offset, compressed)
+        packed = pieces_read(self.storage, offset, compressed)
         actual = 0
         with error_context(record=self.name(record)):
             for data in Inflation(packed, size, offset) if method else packed:
@@ -132,21 +132,24 @@ class Archive:
         if crc not in (0, actual):
             self.fail_checksum(record, crc, actual)
 
-    def _inflate(self, raw: memoryview, size: int, record: int, offset: int) -> memoryview:
+    def _inflate(self, compressed: int, size: int, record: int, offset: int) -> memoryview:
         out = arena(size)
-        unpacked = Inflation([raw], size, offset)
+        unpacked = Inflation(pieces_read(self.storage, offset, compressed), size, offset)
         done = 0
-        with error_context(record=self.name(record)):
+        try:
             for piece in unpacked:
                 if done + len(piece) > size:
                     break
                 out[done : done + len(piece)] = piece
                 done += len(piece)
-            if unpacked.size != size or not unpacked.ended or unpacked.taken != len(raw):
+            if unpacked.size != size or not unpacked.ended or unpacked.taken != compressed:
                 raise HeaderError(
                     f"deflated record: expected {size} bytes and the end of the stream, found other at {done} bytes",
                     offset=offset,
                 )
+        except HeaderError as error:  # not of a file that was cut short: the names are behind its new end
+            error.record = self.name(record)
+            raise
         return out
 
     def name(self, record: int) -> str:

@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tensorio.storage.base import Storage
+from tensorio.storage.files import FileStorage
+from tensorio.storage.reading import pread_full
 
 if TYPE_CHECKING:
     from tensorio._arrays import Lease
 
-__all__ = ["RangeStorage", "place_of", "places_of"]
+__all__ = ["RangeStorage", "pieces_read", "place_of", "places_of"]
+
+PIECE = 512 << 10  # bytes of a file that are read at a time: they fit the cache
 
 
 class RangeStorage(Storage):
@@ -100,3 +104,26 @@ def places_of(storage: Storage, offset: int, nbytes: int) -> Iterator[tuple[Stor
         owner, offset = place_of(below[0], below[1])
         yield owner, offset, below[2]
         below = owner.beneath(offset, below[2])
+
+
+def pieces_read(storage: Storage, offset: int, nbytes: int) -> Iterator[memoryview]:
+    """Yield a range in pieces, each good until the next one is asked for; read from the file, where it is mapped.
+
+    For what is copied anyhow: where the disk fails, or the file was cut short, looking at the mapping would end the
+    process.
+
+    Raises
+    ------
+    OSError, TruncatedError
+        When gone through.
+    """
+    owner, begin = place_of(storage, offset)
+    if not isinstance(owner, FileStorage) or owner.in_memory:
+        yield from storage.stream(offset, nbytes)
+        return
+    fd, start = owner.fileno()
+    scratch = memoryview(bytearray(min(PIECE, nbytes)))
+    for at in range(begin, begin + nbytes, PIECE):
+        piece = scratch[: min(PIECE, begin + nbytes - at)]
+        pread_full(fd, start + at, piece)
+        yield piece
