@@ -9,7 +9,7 @@ from typing import NamedTuple
 __all__ = ["Disk", "disk_of", "is_mount"]
 
 # On these, a page fault is a request to a server or a program, of little more than a page each: large reads in order
-# are tens to hundreds of times faster (vllm-project/vllm#36012, sgl-project/sglang#37806: 28 MiB/s became 16 GiB/s).
+# are tens to hundreds of times faster (28 MiB/s became 16 GiB/s).
 FAR = {
     "9p", "afs", "beegfs", "ceph", "cifs", "gpfs", "lustre", "mmfs", "ncpfs", "nfs", "nfs4", "orangefs", "panfs",
     "prl_fs", "pvfs2", "smb3", "smbfs", "vboxsf", "virtiofs", "vmhgfs", "wekafs",
