@@ -46,16 +46,20 @@ def test_several_items_become_one_step(tmp_path: Path) -> None:
 
 
 def test_nothing_is_listed_before_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on = threading.Event()
+    written, go_on = threading.Event(), threading.Event()
     write_note = _draft.write_note
 
     def slow(*arguments: Any, **options: Any) -> None:
+        written.set()
         assert go_on.wait(60)
         write_note(*arguments, **options)
 
     monkeypatch.setattr(_draft, "write_note", slow)
     with Manager(tmp_path) as manager:
-        future = manager.save(1, {"w": np.ones(5)}, block=False)
+        future, write = held_up(manager, 1)  # or a file written before `save` returns is published by that
+        assert manager.steps() == []
+        write.set()
+        assert written.wait(60)
         assert manager.steps() == []
         go_on.set()
         future.result(60)
