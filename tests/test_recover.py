@@ -653,6 +653,25 @@ def test_safetensors_cut_short(tmp_path: Path) -> None:
         tensorio.recover(source, target)
 
 
+def test_digests_of_a_safetensors_file_judge_its_tensors(tmp_path: Path) -> None:
+    tensors = {name: np.random.default_rng(i).random(500) for i, name in enumerate("abcd")}
+    source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    tensorio.save(tensors, source, digests=True)
+    data = bytearray(source.read_bytes())
+    data[-1200 * 8] ^= 1  # of b
+    source.write_bytes(data[:-8])
+    report = tensorio.recover(source, target)
+    assert not report.healthy
+    assert (report.saved, report.not_proven) == (("a", "c"), {})
+    assert "its SHA-256 is not the one in the file's notes" in report.lost["b"].reason
+    assert "cut off" in report.lost["d"].reason
+    report = tensorio.recover(source, target, keep_damaged=True)
+    assert (report.saved, list(report.damaged), list(report.lost)) == (("a", "c"), ["b"], ["d"])
+    tensorio.save(tensors, source, digests=True)
+    source.write_bytes(source.read_bytes().replace(b"  a\\n", b"  c\\n", 1))  # c has two
+    assert set(tensorio.recover(source, target).not_proven) == {"a", "c"}
+
+
 def test_safetensors_header_may_say_anything(tmp_path: Path) -> None:
     for header in ({"a": hexfile.st_entry("U8", (1 << 50,), 0, 1 << 50), "b": hexfile.st_entry("U8", (4,), 0, 4)},
                    {"a": hexfile.st_entry("U8", (3,), 0, 4)}, {"a": 1}, b'{"data_offsets":[0,99999999999999999999]}',

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from tensorio import _unpickler, formats
+from tensorio.checkpoint._checks import sha256_of
 from tensorio.dtypes import BY_NAME
 from tensorio.errors import (
     HeaderError,
@@ -20,6 +21,7 @@ from tensorio.errors import (
 from tensorio.formats import safetensors
 from tensorio.formats._base import Opened, OpenOptions, naming_budget
 from tensorio.formats._decoded import BIG_ENDIAN_HOST, Decoded
+from tensorio.formats._digests import KEY as DIGESTS_KEY
 from tensorio.formats._salvage import Damaged
 from tensorio.formats._salvage_find import find_pickle, whole_storages
 from tensorio.formats._salvage_layout import BYTEORDER
@@ -29,6 +31,7 @@ from tensorio.formats._stream import is_stream, located, pickle_at
 from tensorio.formats._zip import Inflation
 from tensorio.storage.base import MemoryStorage
 from tensorio.storage.reading import arena
+from tensorio.sums import sums_of
 from tensorio.tensors import ROW, Table
 
 if TYPE_CHECKING:
@@ -44,6 +47,7 @@ MAX_PICKLE = 64 << 20  # bytes that a deflated pickle may unpack to
 LENGTH = 8  # bytes of a safetensors file's first field
 COUNT = 8  # bytes of the number in front of a storage in a legacy file
 NO_CHECKSUMS = "the format has no checksums"
+WRONG_DIGEST = "its SHA-256 is not the one in the file's notes"
 _ENDS = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d+\s*,\s*(\d{1,18})\s*\]')
 _DTYPE, _STORAGE, _OFFSET, _NBYTES = 0, 4, 5, 6  # fields of a row
 
@@ -303,6 +307,7 @@ def _safetensors(storage: Storage) -> Remains:
     whole[:length] = header
     opened = safetensors.open_stored(MemoryStorage(whole), OpenOptions())
     opened.storages = [storage]
+    digests = sums_of((opened.metadata or {}).get(DIGESTS_KEY, ""), refuse=lambda error: None)
     pieces = []
     for i, name in enumerate(opened.table.names):
         extent = opened.table.info(i).chunks[0].extent
@@ -310,5 +315,8 @@ def _safetensors(storage: Storage) -> Remains:
         piece = Piece(name, extent.offset, extent.nbytes, extent.nbytes, False, State.UNPROVEN, NO_CHECKSUMS)
         if there < extent.nbytes:
             piece = piece._replace(state=State.CUT, why=_cut(there, extent.nbytes))
+        elif name in digests:
+            right = sha256_of(storage, extent.offset, extent.nbytes, lambda done: None) == digests[name]
+            piece = piece._replace(state=State.PROVEN if right else State.DAMAGED, why="" if right else WRONG_DIGEST)
         pieces.append(piece)
     return Remains(opened, pieces, list(range(len(pieces))))
