@@ -68,8 +68,10 @@ def merge_files(
 
     if on_conflict not in CONFLICTS:
         raise ValueError(f"on_conflict= is one of {', '.join(CONFLICTS)}, not {on_conflict!r}")
-    write = partial(_one, formats.for_target(dst, format)) if max_shard_size is None else (
-        partial(_several, shard_target(dst, format), nbytes_of(max_shard_size)))  # fmt: skip
+    if max_shard_size is None:
+        write = partial(_one, formats.for_target(dst, format))
+    else:
+        write = partial(_several, shard_target(dst, format), nbytes_of(max_shard_size))
     with ExitStack() as stack:
         opened = [_opened(source, reading, stack) for source in sources]
         union = _Union(opened[0], on_conflict)

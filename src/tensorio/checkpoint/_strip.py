@@ -103,8 +103,10 @@ def strip_file(
     durable: bool, progress: Progress | None,
 ) -> Stripped:  # fmt: skip
     """Strip; see `tensorio.strip`."""
-    lay_out = partial(_one, formats.for_target(dst, format), flat) if max_shard_size is None else (
-        partial(_several, shard_target(dst, format), nbytes_of(max_shard_size)))  # fmt: skip
+    if max_shard_size is None:
+        lay_out = partial(_one, formats.for_target(dst, format), flat)
+    else:
+        lay_out = partial(_several, shard_target(dst, format), nbytes_of(max_shard_size))
     choice = Choice(include, exclude)
     with open_checkpoint(src, **reading) as checkpoint:
         with error_context(path=checkpoint._name):
