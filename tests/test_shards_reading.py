@@ -390,10 +390,10 @@ def test_packed_records_of_several_files(tmp_path: Path) -> None:
     ]
 
 
-def test_torch_tensors_of_all_files(folder: Path) -> None:
+def test_torch_tensors_of_all_files(folder: Path, kind: str) -> None:
     want = tensors_of()
     (index,) = folder.glob("*.index.json")
-    for path in (folder, str(folder), index):
+    for path in (folder, str(folder), index, folder / kind):
         for load in (tensorio.torch.load, tensorio.torch.load_file):
             found = load(path)
             assert {fqn: (t.dtype, raw(t)) for fqn, t in found.items()} == {
