@@ -17,6 +17,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tensorio.asynchronous._asked import absolute, name_of, request_of
 from tensorio.asynchronous._process import Relay, Writer, require_memfd, shared
 from tensorio.checkpoint._saving import SaveJob, SaveRequest, prepare
 
@@ -162,14 +163,20 @@ class AsyncSaver:
             The snapshot is larger than `max_memory`: the save is written before this returns, from the tensors
             themselves.
         """
-        path = _absolute(path)
+        path = absolute(path)
         future = self.future(path)
         self.save_as(future, obj, path, options)
         return future
 
     def future(self, path: Any) -> SaveFuture:
-        """Return the future of a save that is not asked for yet."""
-        future: SaveFuture = _future().SaveFuture(_name(path), self._turn)
+        """Return the future of a save that is not asked for yet.
+
+        Parameters
+        ----------
+        path
+            As of `save`.
+        """
+        future: SaveFuture = _future().SaveFuture(name_of(path), self._turn)
         return future
 
     def save_as(self, future: SaveFuture, obj: Any, path: Any, options: dict[str, Any]) -> None:
@@ -177,13 +184,17 @@ class AsyncSaver:
 
         Parameters
         ----------
+        future : SaveFuture
+            From `future`.
+        obj, options
+            As of `save`.
         path
-            Absolute.
+            As of `save`; absolute.
         """
         if self._closed:
             raise ValueError("the saver is closed")
         self._raise_unseen()
-        request = _request(options)
+        request = request_of(options)
         progress = request.progress
         if self._writer is not None and progress is not None:
             request = replace(request, progress=Relay(progress))
@@ -401,24 +412,6 @@ def _future() -> ModuleType:
     from tensorio.asynchronous import _future
 
     return _future
-
-
-def _request(options: dict[str, Any]) -> SaveRequest:
-    for name in options:
-        if name not in SaveRequest.__dataclass_fields__:
-            raise TypeError(f"expected options of tensorio.save, found {name}=")
-    return SaveRequest(**options)
-
-
-def _absolute(path: Any) -> Any:
-    """The program may go to another folder before the file is written."""
-    if not isinstance(path, str | bytes | os.PathLike) or "://" in os.fsdecode(path):
-        return path
-    return os.path.abspath(os.fspath(path))
-
-
-def _name(path: Any) -> str:
-    return os.fsdecode(path) if isinstance(path, str | bytes) else f"a {type(path).__name__}"
 
 
 def _finish() -> None:
