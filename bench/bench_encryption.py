@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 KEY = bytes(range(32))
 CHUNK = 1 << 20
-# CPU time beside the cipher's own: reading what is encrypted, and writing what comes of it; for a load, the memory that
-# one without a key needs, too.
-ENCRYPT, DECRYPT, LOAD = 1.6, 1.6, 2.0
+# CPU time beside the cipher's own: reading what is encrypted, and writing what comes of it. For a load by all cores,
+# which share the memory's speed, the clock on the wall: the cipher by one core, and new memory.
+ENCRYPT, DECRYPT, LOAD = 1.6, 1.6, 1.25
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_load(race: Race, big: Checkpoints, encrypted: Path) -> None:
         f"load {size_of(big.nbytes)}",
         Entry("load(key=)", lambda: tensorio.load(encrypted, key=KEY), check=check),
         [
-            Entry("AES-GCM alone, one thread", lambda: sealed(encrypted), LOAD, check=lambda _: None),
+            Entry("AES-GCM alone, one thread", lambda: sealed(encrypted), LOAD, "wall", check=lambda _: None),
             Entry("load(mmap=False), not encrypted", lambda: tensorio.load(big.safetensors, mmap=False), check=check),
         ],
         rounds=5,
