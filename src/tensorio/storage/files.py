@@ -52,6 +52,21 @@ class Identity(NamedTuple):
         return cls(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns)
 
 
+class _Descriptor:
+    """A descriptor, closed when the last who has this object lets go of it."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        try:  # noqa: SIM105 - to suppress takes memory, and there may be none
+            os.close(self.fd)
+        except OSError:
+            pass
+
+
 class FileStorage(Storage):
     """A regular file, mapped; or, after `read_all`, a copy of it in memory.
 
@@ -83,6 +98,7 @@ class FileStorage(Storage):
         self.random = False
         self._fetched = bytearray()
         self._fd = fd
+        self._file: _Descriptor | None = None
         try:
             self.identity = Identity.of(fd)
             if start > self.identity.size:
@@ -91,6 +107,7 @@ class FileStorage(Storage):
             if self.identity.size:
                 self._map_or_read()
                 self._bring_ends()
+            self._file = _Descriptor(fd)
         except BaseException:
             self._fd = -1  # the caller's again
             raise
@@ -137,6 +154,14 @@ class FileStorage(Storage):
     def fileno(self) -> tuple[int, int]:
         """Return the descriptor and the offset in it of this storage's first byte."""
         return self._fd, self._start
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[int]:
+        """Lend a descriptor that stays the file's while it is used, whoever closes the storage meanwhile."""
+        file = self._file
+        if file is None:
+            raise ValueError("the checkpoint is closed")
+        yield file.fd
 
     @property
     def disk(self) -> Disk:
@@ -318,7 +343,7 @@ class FileStorage(Storage):
             try:
                 self._unmap()
             finally:
-                os.close(fd)
+                self._file = None
 
     def __del__(self) -> None:
         if getattr(self, "_fd", -1) >= 0:

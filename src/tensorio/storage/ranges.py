@@ -114,16 +114,17 @@ def pieces_read(storage: Storage, offset: int, nbytes: int) -> Iterator[memoryvi
 
     Raises
     ------
-    OSError, TruncatedError
-        When gone through.
+    OSError, TruncatedError, ValueError
+        When gone through; the last if the storage is closed.
     """
     owner, begin = place_of(storage, offset)
     if not isinstance(owner, FileStorage) or owner.in_memory:
         yield from storage.stream(offset, nbytes)
         return
-    fd, start = owner.fileno()
+    _, start = owner.fileno()
     scratch = memoryview(bytearray(min(PIECE, nbytes)))
-    for at in range(begin, begin + nbytes, PIECE):
-        piece = scratch[: min(PIECE, begin + nbytes - at)]
-        pread_full(fd, start + at, piece)
-        yield piece
+    with owner.lent() as fd:
+        for at in range(begin, begin + nbytes, PIECE):
+            piece = scratch[: min(PIECE, begin + nbytes - at)]
+            pread_full(fd, start + at, piece)
+            yield piece
