@@ -29,7 +29,7 @@ import tensorio
 from tensorio import formats
 from tensorio.storage import reading
 from tensorio.storage.base import LazyStorage, MemoryStorage
-from tensorio.storage.files import FileStorage
+from tensorio.storage.files import FileStorage, storage_of
 from tensorio.storage.opening import open_storage
 from tensorio.storage.reading import arena
 from tensorio.system import memory
@@ -489,3 +489,17 @@ def test_empty_file_is_refused_alike_in_every_way(writable: bool, mmap: bool, tm
     for format in formats.names():
         with pytest.raises(tensorio.FormatError):
             tensorio.load(path, format=format, writable=writable, mmap=mmap)
+
+
+def test_lent_descriptor_stays_the_files_while_it_is_used(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"0123456789")
+    storage = storage_of(os.open(tmp_path / "x", os.O_RDONLY), "x", start=2)
+    with storage.lent() as (fd, start):
+        storage.close()
+        with open(tmp_path / "other", "w+b") as other:  # would get the number, were it free
+            assert other.fileno() != fd
+        assert os.pread(fd, 4, start) == b"2345"
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    with pytest.raises(ValueError, match="closed"), storage.lent():
+        pass

@@ -121,18 +121,18 @@ def _tells(file: FileStorage) -> bool:
 
 
 def _read(file: FileStorage, offset: int, out: memoryview) -> memoryview:
-    fd, start = file.fileno()
-    try:
-        pread_full(fd, start + offset, out)
-    except TruncatedError as error:
-        error.nbytes = start + offset + len(out) - (error.offset or 0)
-        error.offset = offset + len(out) - error.nbytes
-        raise
-    except OSError as error:
-        begin = start + offset
-        pages = [0, *range(PAGE - begin % PAGE, len(out), PAGE)]  # what a disk gives or does not give
-        first = next((at for at in pages if not _is_read(fd, begin + at, out[: PAGE - (begin + at) % PAGE])), 0)
-        raise unreadable(error, offset + first, len(out) - first) from error
+    with file.lent() as (fd, start):
+        try:
+            pread_full(fd, start + offset, out)
+        except TruncatedError as error:
+            error.nbytes = start + offset + len(out) - (error.offset or 0)
+            error.offset = offset + len(out) - error.nbytes
+            raise
+        except OSError as error:
+            begin = start + offset
+            pages = [0, *range(PAGE - begin % PAGE, len(out), PAGE)]  # what a disk gives or does not give
+            first = next((at for at in pages if not _is_read(fd, begin + at, out[: PAGE - (begin + at) % PAGE])), 0)
+            raise unreadable(error, offset + first, len(out) - first) from error
     return out
 
 

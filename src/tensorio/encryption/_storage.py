@@ -138,9 +138,9 @@ class DecryptedStorage(Storage):
         places = [self.chunks.place(i) for i in run]
         first, nbytes = places[0].start, places[-1].stop - places[0].start
         if isinstance(source, FileStorage) and not source.in_memory:
-            fd, begin = source.fileno()
             view = _scratch("stored", nbytes)
-            pread_full(fd, begin + self._start + first, view)
+            with source.lent() as (fd, begin):
+                pread_full(fd, begin + self._start + first, view)
         else:
             begin = self._start + first
             view = source.view_for(begin, nbytes)[begin : begin + nbytes]

@@ -141,8 +141,8 @@ class File:
         storage = self.storage
         try:
             if isinstance(storage, FileStorage):
-                fd, start = storage.fileno()
-                _read(fd, start + offset, out)
+                with storage.lent() as (fd, start):
+                    _read(fd, start + offset, out)
             else:
                 _host.copy(out, storage.view()[offset : offset + len(out)])
         except TruncatedError as error:

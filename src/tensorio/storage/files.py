@@ -152,16 +152,22 @@ class FileStorage(Storage):
         return view
 
     def fileno(self) -> tuple[int, int]:
-        """Return the descriptor and the offset in it of this storage's first byte."""
+        """Return the descriptor and the offset in it of this storage's first byte; for no longer than it is open."""
         return self._fd, self._start
 
     @contextlib.contextmanager
-    def lent(self) -> Iterator[int]:
-        """Lend a descriptor that stays the file's while it is used, whoever closes the storage meanwhile."""
+    def lent(self) -> Iterator[tuple[int, int]]:
+        """Lend what `fileno` returns: a descriptor that stays the file's though another thread closes the storage.
+
+        Raises
+        ------
+        ValueError
+            It is closed.
+        """
         file = self._file
         if file is None:
             raise ValueError("the checkpoint is closed")
-        yield file.fd
+        yield file.fd, self._start
 
     @property
     def disk(self) -> Disk:
@@ -236,7 +242,8 @@ class FileStorage(Storage):
         if self._map is not None and not self.disk.far and self._cached(begin, end - begin) < (end - begin) // 2:
             for _ in self.bring(begin, end - begin):
                 pass  # into huge pages of the cache: a fifth of the time that read(2) needs for small ones
-        read_parts(self._fd, [(self._start + offset, target) for offset, target in parts])
+        with self.lent() as (fd, start):
+            read_parts(fd, [(start + offset, target) for offset, target in parts])
 
     def evict(self, offset: int, nbytes: int) -> None:
         if self._map is not None and hasattr(os, "posix_fadvise"):
@@ -304,7 +311,8 @@ class FileStorage(Storage):
         done = self._fetched
         pieces = [i for i in range(offset // READ_PIECE, -(-(offset + nbytes) // READ_PIECE)) if not done[i]]
         spans = [(i * READ_PIECE, min(READ_PIECE, self.nbytes - i * READ_PIECE)) for i in pieces]
-        read_ahead(self._fd, [(self._start + at, n) for at, n in spans])
+        with self.lent() as (fd, start):
+            read_ahead(fd, [(start + at, n) for at, n in spans])
         for i in pieces:
             done[i] = 1
 

@@ -121,9 +121,8 @@ def pieces_read(storage: Storage, offset: int, nbytes: int) -> Iterator[memoryvi
     if not isinstance(owner, FileStorage) or owner.in_memory:
         yield from storage.stream(offset, nbytes)
         return
-    _, start = owner.fileno()
     scratch = memoryview(bytearray(min(PIECE, nbytes)))
-    with owner.lent() as fd:
+    with owner.lent() as (fd, start):
         for at in range(begin, begin + nbytes, PIECE):
             piece = scratch[: min(PIECE, begin + nbytes - at)]
             pread_full(fd, start + at, piece)
