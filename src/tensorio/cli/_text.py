@@ -45,6 +45,8 @@ GAP = 2  # blanks between columns
 NAME_MIN = 12  # columns that a name keeps in a narrow terminal
 NAME_USUAL = 72  # in a pipe, longer names push their own line to the right and no other
 
+# Values of arguments that messages advise.
+_ADVISED = ("opaque", "replicate")
 # Directions of text that would reorder a line (Unicode 16, UAX 9: right-to-left letters and digits).
 _BACKWARDS = {"R", "AL", "AN"}
 
@@ -80,12 +82,16 @@ def _harmless(char: str) -> str:
 
 
 def spelled(message: str, *arguments: str) -> str:
-    """Return a message with arguments of a function called what the options of the command are: keep= as --keep."""
+    """Return a message with arguments of a function called what the options of the command are.
+
+    keep= is --keep, unknown='opaque' is --unknown opaque, raw=True is --raw; what a user wrote keeps its quotes.
+    """
 
     def option(found: re.Match[str]) -> str:
-        return f"--{found[1].replace('_', '-')}{' ' if found[2] else ''}"
+        name, value, more = found.groups()
+        return f"--{name.replace('_', '-')}" + (f" {value or ''}" if value or more else "")
 
-    return re.sub(rf"\b({'|'.join(arguments)})=(?=([^\s,;)])?)", option, message)
+    return re.sub(rf"\b({'|'.join(arguments)})=(?:'({'|'.join(_ADVISED)})'|True\b|(?=([^\s,;)])?))", option, message)
 
 
 def complain(problem: object) -> None:

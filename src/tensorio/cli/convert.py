@@ -57,7 +57,7 @@ def command(source: str, target: str, format_: str | None, unknown: str, max_sha
                 unknown=unknown, max_shard_size=limit, key=key, progress=progress,
             )  # fmt: skip
     except TensorIOError as error:
-        error.message = spelled(error.message.replace("unknown='opaque'", "unknown=opaque"), *OPTIONS)
+        error.message = spelled(error.message, *OPTIONS)
         raise
     except ValueError as error:
         raise click.UsageError(spelled(str(error), *OPTIONS)) from None

@@ -12,7 +12,7 @@ import click
 
 from tensorio.cli._options import format_option, key_option, unknown_option
 from tensorio.cli._target import target_format
-from tensorio.cli._text import Cell, Sheet, console, cut_middle, printable, shown, size, some
+from tensorio.cli._text import Cell, Sheet, console, cut_middle, printable, shown, size, some, spelled
 from tensorio.errors import TensorIOError
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ SOMETHING_LOST = 1
 SHOWN_MAX = 20  # names listed of each kind
 LABEL_MAX = 30  # columns of a file's name beside its bar
 SCHEMA = 1
-# What the options are called here.
-SPELLINGS = {"unknown='opaque'": "--unknown opaque", "raw=True": "--raw"}
+# Arguments of the function that are options here.
+OPTIONS = ("unknown", "raw")
 
 
 @click.command("recover", short_help="Save what is left of a damaged file.")
@@ -63,8 +63,7 @@ def command(ctx: click.Context, source: str, target: str, format_: str | None, r
             report = tensorio.recover(source, target, format=format_, raw=raw, keep_damaged=keep_damaged,
                                       unknown=unknown, key=key, progress=progress)  # fmt: skip
     except TensorIOError as error:
-        for theirs, ours in SPELLINGS.items():
-            error.message = error.message.replace(theirs, ours)
+        error.message = spelled(error.message, *OPTIONS)
         raise
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="DST") from None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tensorio.cli._options import key_option, unknown_option
-from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some
+from tensorio.cli._text import Cell, Sheet, console, cut_middle, shown, size, some, spelled
 from tensorio.errors import TensorIOError
 from tensorio.formats import WRITTEN
 
@@ -24,11 +24,8 @@ __all__ = ["command"]
 SCHEMA = 1
 SHOWN_MAX = 20  # names listed of each kind
 LABEL_MAX = 30  # columns of a file's name beside its bar
-# What the options are called here.
-SPELLINGS = {
-    "unknown='opaque'": "--unknown opaque", "default='replicate'": "--default replicate",
-    "max_shard_size=": "--max-shard-size", "name=": "--name",
-}  # fmt: skip
+# Arguments of the functions that are options here.
+OPTIONS = ("unknown", "default", "max_shard_size", "name")
 
 
 @click.command("shard", short_help="Cut a checkpoint into files for each rank, or put them together.")
@@ -88,9 +85,7 @@ def command(source: str, target: str, merge: bool, as_json: bool, dry_run: bool,
 
 
 def _spelt(text: str) -> str:
-    for theirs, ours in SPELLINGS.items():
-        text = text.replace(theirs, ours)
-    return re.sub(r"config=\{'([\w.]+)': \.\.\.\}", r"--set \1=N", text)
+    return re.sub(r"config=\{'([\w.]+)': \.\.\.\}", r"--set \1=N", spelled(text, *OPTIONS))
 
 
 def _cut(source: str, target: str, options: dict[str, Any], as_json: bool, dry_run: bool, start: float) -> None:
