@@ -16,7 +16,7 @@ from tensorio.storage.base import MemoryStorage
 from tensorio.storage.files import FileStorage
 from tensorio.storage.opening import read_small
 from tensorio.storage.ranges import place_of
-from tensorio.storage.reading import PAGE, in_threads, pread_full, readers, unreadable
+from tensorio.storage.reading import PAGE, in_threads, pread_full, readers, scratch, unreadable
 from tensorio.system import paging
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ PIECE, WINDOW = 512 << 10, 8 << 20
 # time.
 TASK = 4 << 20
 PART_COST = 16 << 10
-
-_local = threading.local()
 
 
 class Work:
@@ -98,7 +96,7 @@ def pieces_of(storage: Storage, offset: int, nbytes: int) -> Iterator[memoryview
         end = min(window + WINDOW, begin + nbytes)
         if nbytes <= SMALL or not _is_here(owner, window, end):  # one call for a small one, not three
             for at in range(window, end, PIECE):
-                yield _read(owner, at, _scratch(min(PIECE, end - at)))
+                yield _read(owner, at, scratch("checked", min(PIECE, end - at), PIECE))
         else:
             yield from owner.stream(window, end - window)
 
@@ -144,14 +142,6 @@ def _is_read(fd: int, offset: int, out: memoryview) -> bool:
     except OSError:
         return False
     return True
-
-
-def _scratch(nbytes: int) -> memoryview:
-    """Memory of this thread, for one reader at a time: fresh pages cost more than the copy."""
-    if not hasattr(_local, "scratch"):
-        _local.scratch = memoryview(bytearray(PIECE))
-    found: memoryview = _local.scratch
-    return found[:nbytes]
 
 
 def sha256_of(storage: Storage, offset: int, nbytes: int, advance: Callable[[int], object]) -> str:

@@ -13,7 +13,7 @@ from tensorio.encryption._opening import HOW
 from tensorio.errors import DecryptionError, FormatError, TensorIOError, escaped
 from tensorio.storage.base import Storage
 from tensorio.storage.files import FileStorage
-from tensorio.storage.reading import arena, in_threads, pread_full, readers, unreadable
+from tensorio.storage.reading import arena, in_threads, pread_full, readers, scratch, unreadable
 from tensorio.system import memory
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ __all__ = ["DecryptedStorage", "LockedStorage", "without_key"]
 SMALL = 256 << 10  # bytes that are not worth pages of their own
 STEP = 32 << 20
 SCRATCH = RUN + RUN // 128  # a run of the smallest chunks with their tags
-
-_local = threading.local()
 
 
 class DecryptedStorage(Storage):
@@ -138,7 +136,7 @@ class DecryptedStorage(Storage):
         places = [self.chunks.place(i) for i in run]
         first, nbytes = places[0].start, places[-1].stop - places[0].start
         if isinstance(source, FileStorage) and not source.in_memory:
-            view = _scratch("stored", nbytes)
+            view = scratch("stored", nbytes, SCRATCH)
             with source.lent() as (fd, begin):
                 pread_full(fd, begin + self._start + first, view)
         else:
@@ -184,7 +182,7 @@ class DecryptedStorage(Storage):
 
     def _damaged(self, source: Storage, run: range) -> list[tuple[int, TensorIOError]]:
         out: list[tuple[int, TensorIOError]] = []
-        scratch = _scratch("plain", min(self.chunks.size, self.nbytes))
+        plain = scratch("plain", min(self.chunks.size, self.nbytes), SCRATCH)
         try:
             stored = self._ciphertext(source, run)
         except (OSError, TensorIOError) as error:
@@ -197,7 +195,7 @@ class DecryptedStorage(Storage):
         for i, piece in zip(run, stored, strict=True):
             place = self.chunks.plain(i)
             try:
-                self.chunks.open(i, piece, scratch[: place.stop - place.start])
+                self.chunks.open(i, piece, plain[: place.stop - place.start])
             except FormatError as error:
                 error.nbytes = len(piece)
                 out.append((place.start, error))
@@ -266,16 +264,6 @@ class LockedStorage(Storage):
 
     def read_ahead(self, offset: int, nbytes: int) -> None:
         self.view()
-
-
-def _scratch(use: str, nbytes: int) -> memoryview:
-    """Return memory that this thread's next call for the same use takes again: fresh pages cost more than a copy."""
-    if nbytes > SCRATCH:
-        return memoryview(bytearray(nbytes))
-    if not hasattr(_local, use):
-        setattr(_local, use, memoryview(bytearray(SCRATCH)))
-    found: memoryview = getattr(_local, use)
-    return found[:nbytes]
 
 
 def without_key(what: str, key_id: str, record: str | None = None) -> DecryptionError:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Cached = Callable[[int, int], int]
 
 __all__ = ["NORESERVE", "arena", "in_threads", "pread_full", "read_ahead", "read_into", "read_parts", "readers",
-           "unreadable"]  # fmt: skip
+           "scratch", "unreadable"]  # fmt: skip
 
 # Bytes per pread: large enough that the call is free, small enough to share work.
 READ_PIECE = 8 << 20
@@ -39,6 +39,7 @@ PAGE = mmap.PAGESIZE
 NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 Job = TypeVar("Job")
+_local = threading.local()
 
 
 def arena(nbytes: int, touched: int | None = None, name: str | None = None) -> memoryview:
@@ -329,6 +330,26 @@ else:
             data = os.read(fd, len(out))
         out[: len(data)] = data
         return len(data)
+
+
+def scratch(use: str, nbytes: int, most: int) -> memoryview:
+    """Return memory that this thread's next call for the same use takes again: fresh pages cost more than a copy.
+
+    Parameters
+    ----------
+    use : str
+        What for; always with the same `most`.
+    nbytes : int
+        More than `most`, and it is new memory.
+    most : int
+        Bytes that are kept.
+    """
+    if nbytes > most:
+        return memoryview(bytearray(nbytes))
+    if not hasattr(_local, use):
+        setattr(_local, use, memoryview(bytearray(most)))
+    found: memoryview = getattr(_local, use)
+    return found[:nbytes]
 
 
 def unreadable(error: OSError, offset: int | None = None, nbytes: int | None = None) -> TensorIOError:
